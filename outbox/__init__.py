@@ -1,0 +1,1 @@
+"""A transactional outbox: entries written in your transaction, called by a relay."""
