@@ -1,0 +1,56 @@
+"""How we log: an event name and facts; JSON for machines, coloured lines for a terminal."""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+
+def configure(*, stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """
+    Send every log line to *stream* (stderr), JSON where that is no terminal.
+
+    Results go to stdout; nothing that is said to a person ever mixes with them.
+    """
+    out = stream or sys.stderr
+    terminal = out.isatty()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer()
+        if terminal
+        else structlog.processors.JSONRenderer(ensure_ascii=True, sort_keys=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+            *([] if terminal else [event_first]),
+            escape_controls,
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(file=out),
+        cache_logger_on_first_use=False,
+    )
+    for noisy in ("httpx", "httpcore", "apscheduler", "uvicorn", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def event_first(
+    _: object, __: str, facts: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Put the event's name first, where a person looks for it."""
+    return {"event": facts.pop("event", ""), **facts}
+
+
+def escape_controls(
+    _: object, __: str, facts: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Escape control characters: a sender's text must not forge lines or colour a terminal."""
+    for name, value in facts.items():
+        if isinstance(value, str) and not value.isprintable() and name != "exception":
+            facts[name] = value.encode("unicode_escape").decode("ascii")
+    return facts

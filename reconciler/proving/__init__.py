@@ -1,0 +1,1 @@
+"""Pretend worlds to prove the product against: a sender and a destination that misbehave."""
