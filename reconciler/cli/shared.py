@@ -1,0 +1,102 @@
+"""What every command has in common: its options, its JSON, its errors and exit codes."""
+
+import asyncio
+import functools
+import json
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import click
+
+from reconciler.errors import ReconcilerError
+
+SCHEMA = "reconciler.cli/1"
+
+T = TypeVar("T")
+Command = Callable[..., Any]
+
+
+def config_option(command: Command) -> Command:
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The configuration file; else $RECONCILER_CONFIG, ./config/reconciler.toml, "
+        "/etc/reconciler/reconciler.toml.",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+def reports_errors(command: Command) -> Command:
+    """Say what is wrong and what to do on stderr, and exit with the error's own code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        try:
+            return command(*args, **kwargs)
+        except ReconcilerError as error:
+            click.echo(f"error: {error}", err=True)
+            if error.hint:
+                click.echo(f"hint: {error.hint}", err=True)
+            sys.exit(error.exit_code)
+        except BrokenPipeError:
+            sys.exit(141)
+
+    return wrapped
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run one command's work, quietly interruptible."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def emit(document: Mapping[str, Any]) -> None:
+    """Print one JSON document on stdout."""
+    click.echo(json.dumps({"schema": SCHEMA, **plain(document)}, ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401
+    """
+    What JSON can say without loss: times in RFC 3339 UTC, ids as text, decimals exactly.
+
+    >>> plain({"at": datetime(2026, 12, 1, tzinfo=UTC), "amount": Decimal("12.30")})
+    {'at': '2026-12-01T00:00:00Z', 'amount': '12.30'}
+    """
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case Decimal() | UUID():
+            return str(value)
+        case Mapping():
+            return {str(name): plain(member) for name, member in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain(member) for member in value]
+        case bytes():
+            return value.hex()
+        case _:
+            return value
+
+
+def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...]) -> None:
+    """Print *rows* under *head*, columns as wide as they need to be."""
+    cells = [head, *[tuple("" if cell is None else printable(cell) for cell in row) for row in rows]]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
+    for row in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo(line.rstrip())
+
+
+def printable(value: object) -> str:
+    """Text for a terminal: a sender's control characters must not reach it."""
+    text = str(plain(value))
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

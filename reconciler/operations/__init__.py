@@ -1,0 +1,1 @@
+"""What operators do and read: functions that return values and print nothing."""

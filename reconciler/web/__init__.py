@@ -1,0 +1,1 @@
+"""The admin listener: health and metrics for operators and their machines."""

@@ -1,0 +1,117 @@
+"""What /metrics shows: counters of the parts, gauges that a background query refreshes."""
+
+from collections.abc import Mapping
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+DELAYS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Metrics:
+    """Every family that we expose; label values are bounded: configured names and closed lists."""
+
+    def __init__(self, *, senders: tuple[str, ...], destinations: tuple[str, ...]) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        self.senders, self.destinations = senders, destinations
+        self.requests = Counter(
+            "reconciler_webhook_requests",
+            "Deliveries answered, by what they were answered.",
+            ["sender", "answer"],
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "reconciler_webhook_request_duration_seconds",
+            "From the first byte of a delivery to its answer.",
+            ["sender"],
+            buckets=DELAYS,
+            registry=self.registry,
+        )
+        self.events = Counter(
+            "reconciler_events",
+            "Events by what applying them came to.",
+            ["sender", "outcome"],
+            registry=self.registry,
+        )
+        self.corrections = Counter(
+            "reconciler_corrections",
+            "Corrections made, by the drift they corrected.",
+            ["sender", "drift"],
+            registry=self.registry,
+        )
+        self.scans = Counter(
+            "reconciler_scans", "Scans ended.", ["sender", "result"], registry=self.registry
+        )
+        self.attempts = Counter(
+            "reconciler_outbox_attempts",
+            "Calls made, by verdict.",
+            ["destination", "verdict"],
+            registry=self.registry,
+        )
+        self.attempt_seconds = Histogram(
+            "reconciler_outbox_attempt_duration_seconds",
+            "How long one call took.",
+            ["destination"],
+            buckets=DELAYS,
+            registry=self.registry,
+        )
+        self.entries = Gauge(
+            "reconciler_outbox_entries",
+            "Outbox entries that need somebody, by state.",
+            ["state"],
+            registry=self.registry,
+        )
+        self.oldest_due = Gauge(
+            "reconciler_outbox_oldest_due_timestamp_seconds",
+            "When the oldest entry that is due became due; 0: none is.",
+            registry=self.registry,
+        )
+        self.quarantined = Gauge(
+            "reconciler_events_quarantined",
+            "Events kept in quarantine.",
+            ["sender"],
+            registry=self.registry,
+        )
+        self.last_delivery = Gauge(
+            "reconciler_event_last_accepted_timestamp_seconds",
+            "When the sender's last event was accepted; 0: never.",
+            ["sender"],
+            registry=self.registry,
+        )
+        self.stalled = Gauge(
+            "reconciler_loop_stalled",
+            "1 where a loop has made no progress within its bound.",
+            ["loop"],
+            registry=self.registry,
+        )
+
+    def answered(self, *, sender: str, answer: str, seconds: float) -> None:
+        """Count one answered delivery; a sender that nobody configured counts as `unknown`."""
+        name = sender if sender in self.senders else "unknown"
+        self.requests.labels(name, answer).inc()
+        self.request_seconds.labels(name).observe(seconds)
+
+    def show(self, counts: Mapping[str, object]) -> None:
+        """Take over the figures of `operations.status`."""
+        outbox = counts["outbox"]
+        assert isinstance(outbox, Mapping)
+        for state in ("pending", "dead", "uncertain", "skipped"):
+            self.entries.labels(state).set(outbox[state])
+        due = outbox["oldest_due_at"]
+        self.oldest_due.set(due.timestamp() if due else 0)
+        senders = counts["senders"]
+        assert isinstance(senders, Mapping)
+        for name, sender in senders.items():
+            self.quarantined.labels(name).set(sender["quarantined"])
+            last = sender["last_delivery_at"]
+            self.last_delivery.labels(name).set(last.timestamp() if last else 0)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
