@@ -1,0 +1,126 @@
+"""The outbox's tables, and what is read from them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    TableValuedAlias,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    bindparam,
+    column,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+metadata = MetaData(schema="outbox")  # a token: the engine's schema_translate_map says which
+
+C = Text(collation="C")
+Time = DateTime(timezone=True)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", Uuid, nullable=False),
+    Column("sender", C, nullable=False),
+    Column("event_id", C, nullable=False),
+    Column("effect", C, nullable=False),
+    Column("part", C, nullable=False, server_default="0"),
+    Column("repetition", Integer, nullable=False, server_default=text("0")),
+    Column("kind", C),
+    Column("key", C),
+    Column("revision", BigInteger),
+    Column("position", Integer, nullable=False, server_default=text("0")),
+    Column("ordered", Boolean, nullable=False, server_default=text("false")),
+    Column("destination", C, nullable=False),
+    Column("idempotency_key", C),
+    Column("method", Text),
+    Column("path", Text),
+    Column("headers", JSONB),
+    Column("body", LargeBinary),
+    Column("idempotent", Boolean, nullable=False, server_default=text("true")),
+    Column("state", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("call_open", Boolean, nullable=False, server_default=text("false")),
+    Column("redriven", Boolean, nullable=False, server_default=text("false")),
+    Column("refusals", Integer, nullable=False, server_default=text("0")),
+    Column("due_at", Time),
+    Column("first_attempt_at", Time),
+    Column("last_error", Text),
+    Column("created_at", Time, nullable=False, server_default=func.now()),
+    Column("completed_at", Time),
+    PrimaryKeyConstraint("id", name="outbox_pkey"),
+    UniqueConstraint("sender", "event_id", "effect", "part", "repetition", name="outbox_once"),
+    CheckConstraint(
+        "state in ('pending','delivered','dead','uncertain','skipped','discarded')",
+        name="outbox_state_known",
+    ),
+    # Every entry is updated at least twice; room on the page keeps those updates off the indexes.
+    postgresql_with={"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.02},
+)
+Index(
+    "outbox_due_idx",
+    outbox.c.destination,
+    outbox.c.redriven,
+    outbox.c.due_at,
+    postgresql_where=text("state = 'pending' and due_at is not null"),
+)
+Index(
+    "outbox_lane_idx",
+    outbox.c.destination,
+    outbox.c.sender,
+    outbox.c.kind,
+    outbox.c.key,
+    outbox.c.revision,
+    outbox.c.position,
+    postgresql_where=text("ordered and state in ('pending','uncertain','dead')"),
+)
+
+outbox_attempts = Table(
+    "outbox_attempts",
+    metadata,
+    Column("entry_id", Uuid, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("started_at", Time, nullable=False),
+    Column("finished_at", Time),
+    Column("verdict", Text),
+    Column("status", Integer),
+    Column("error", Text),
+    PrimaryKeyConstraint("entry_id", "attempt", name="outbox_attempts_pkey"),
+)
+
+effect_keys = Table(
+    "effect_keys",
+    metadata,
+    Column("destination", C, nullable=False),
+    Column("idempotency_key", C, nullable=False),
+    Column("effect", C, nullable=False),
+    Column("entry_id", Uuid, nullable=False),
+    Column("sender", C, nullable=False),
+    Column("kind", C),
+    Column("key", C),
+    Column("lasting", Boolean, nullable=False, server_default=text("false")),
+    Column("created_at", Time, nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("destination", "idempotency_key", name="effect_keys_pkey"),
+)
+
+
+def record_set(name: str, types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
+    """The JSON list in the parameter `rows`, as rows: one parameter however many there are."""
+    columns = [column(column_name, type_) for column_name, type_ in types.items()]
+    records = func.jsonb_to_recordset(bindparam("rows", type_=JSONB))
+    return records.table_valued(*columns).render_derived(name=name, with_types=True)
