@@ -1,0 +1,99 @@
+"""What one call may look like: `METHOD /path`, headers, a JSON body, all frozen to bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from reconciler import exact_json
+from reconciler.errors import ReconcilerError
+
+METHODS = ("POST", "PUT", "PATCH", "DELETE", "GET")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+#: RFC 9110, 5.6.2
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: RFC 9110, 5.5, without the obsolete bytes above ASCII; spaces at the ends would be trimmed
+HEADER_VALUE = re.compile(r"[!-~]([\t -~]*[!-~])?")
+#: RFC 3986, 3.3 and 3.4: what a path and a query may hold when everything else is encoded
+PATH = re.compile(r"/(?!/)(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2})*")
+
+RESERVED_HEADERS = frozenset(
+    "host authorization proxy-authorization content-length transfer-encoding connection"
+    " keep-alive te trailer upgrade expect".split()
+)  #: said by the destination, or by HTTP itself
+
+
+def split_request(request: str) -> tuple[str, str]:
+    """
+    Take `METHOD /path` apart; CallError says what is wrong with it.
+
+    >>> split_request("POST /v1/charges")
+    ('POST', '/v1/charges')
+    """
+    method, _, path = request.partition(" ")
+    if method not in METHODS:
+        raise CallError(
+            f"{request!r} must be `METHOD /path`, like \"POST /v1/charges\";"
+            f" the methods are {', '.join(METHODS)}"
+        )
+    if not path.startswith("/") or path.startswith("//"):
+        raise CallError(f"the path in {request!r} must begin with one / (the host is base_url's)")
+    return method, path
+
+
+def check_path(path: str) -> str:
+    """Return *path* if it can stand in a request line as it is; CallError says why it cannot."""
+    if not PATH.fullmatch(path):
+        raise CallError("the path must begin with one / and be percent-encoded")
+    pieces = path.partition("?")[0].split("/")
+    if "." in pieces or ".." in pieces:
+        raise CallError("the path must not hold . or .. as a piece")
+    return path
+
+
+def check_header_name(name: str, *, key_header: str) -> None:
+    """Raise CallError where *name* is no header's name, or not the caller's to set."""
+    if not HEADER_NAME.fullmatch(name):
+        raise CallError(f"{name!r} is not a header's name")
+    if name.lower() in RESERVED_HEADERS:
+        raise CallError(f"{name} is set at send time; credentials belong to the destination")
+    if name.lower() == key_header.lower():
+        raise CallError(f"{name} carries the idempotency key: set idempotency_key instead")
+
+
+def check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return *headers* if their values can be sent as they are; CallError names the first other."""
+    for name, value in headers.items():
+        if value and not HEADER_VALUE.fullmatch(value):
+            raise CallError(
+                f"the value of header {name} must be printable ASCII, no space at either end"
+            )
+    return headers
+
+
+def freeze(
+    *, method: str, path: str, headers: Mapping[str, str], json: exact_json.Json, has_json: bool
+) -> Call:
+    """Make a call's final form; headers have lower-case names. CallError or NotJsonError."""
+    body = exact_json.dumps(json).encode() if has_json else b""
+    typed = {"content-type": "application/json"} if has_json else {}
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return Call(
+        method=method, path=check_path(path), headers=check_headers(typed | lowered), body=body
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call as it goes out, but for host, credentials and key."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class CallError(ReconcilerError):
+    """This cannot be called; says what would be right."""

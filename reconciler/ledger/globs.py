@@ -1,0 +1,55 @@
+"""Shell globs over event types, kinds and senders: what they match, and whether two can meet."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable
+from fnmatch import fnmatchcase, translate
+from functools import lru_cache
+
+TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
+
+
+def matches(globs: Iterable[str], text: str) -> bool:
+    """
+    Whether any of *globs* matches the whole of *text*; upper and lower case differ.
+
+    >>> matches(("order.*", "refund.succeeded"), "order.paid")
+    True
+    """
+    return any(matcher(glob).match(text) for glob in globs)
+
+
+@lru_cache(maxsize=4096)
+def matcher(glob: str) -> re.Pattern[str]:
+    return re.compile(translate(glob))
+
+
+def can_meet(one: str, other: str) -> bool:
+    """
+    Whether some text is matched by both globs.
+
+    >>> can_meet("order.*", "*.deleted")
+    True
+    >>> can_meet("order.*", "orders.*")
+    False
+    """
+    left, right = TOKEN.findall(one), TOKEN.findall(other)
+    # reach[j]: what stands before `token` in left and right[:j] can match one text; O(n * m)
+    reach = [all(token == "*" for token in right[:j]) for j in range(len(right) + 1)]
+    for token in left:
+        row = [reach[0] and token == "*"]
+        for j, against in enumerate(right):
+            if "*" in (token, against):  # a star matches nothing, or swallows the other token
+                row.append(row[j] or reach[j + 1])
+            else:
+                row.append(reach[j] and share_a_character(token, against))
+        reach = row
+    return reach[-1]
+
+
+def share_a_character(one: str, other: str) -> bool:
+    """Whether two tokens that each match one character (`a`, `?`, `[a-z]`) can match the same."""
+    candidates = set(string.printable) | set(one) | set(other)
+    return any(fnmatchcase(each, one) and fnmatchcase(each, other) for each in candidates)
