@@ -1,0 +1,136 @@
+"""Brings the database's schema to what this version needs: forward only, one migrator at a time."""
+
+from datetime import timedelta
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Column, Connection, MetaData, String, Table, func, inspect, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.schema import CreateSchema
+
+from reconciler.data import migrations_directory
+from reconciler.database import engine_for, prepare_transaction, schema_of, sqlstate_of, transact
+from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
+
+LOCK_TIMEOUT: Final = timedelta(seconds=2)
+"""Behind a waiting ALTER everything else waits too: give up early, and be run again."""
+
+ROUNDS: Final = 5
+"""How often a migrator that met another one looks again."""
+
+RACED: Final = frozenset({"23505", "42P06", "42P07"})  # another one made that schema or table
+MISSING: Final = frozenset({"3F000", "42P01"})  # no such schema or table
+
+versions = Table(
+    "alembic_version",
+    MetaData(schema="reconciler"),
+    Column("version_num", String(32), primary_key=True),
+)
+
+
+async def upgrade(database: AsyncEngine | str, schema: str = "reconciler") -> str:
+    """
+    Apply every migration that the database lacks, in one transaction; return the revision.
+
+    *database* is an engine (its own schema counts) or a URL. Safe to run at any time, and by
+    several at once. A database one migration ahead of this version is left as it is.
+
+    Raises BusyError when a table stays locked, ConfigError when the database is further ahead.
+    """
+    if isinstance(database, str):
+        engine = engine_for(database, schema=schema, pool_size=2)
+        try:
+            return await upgrade(engine)
+        finally:
+            await engine.dispose()
+
+    schema = schema_of(database)
+    for _ in range(ROUNDS):
+        try:
+            await transact(database, lambda connection: migrate(connection, schema), attempts=3)
+            return await require_current(database)
+        except DBAPIError as error:
+            if sqlstate_of(error) not in RACED:
+                raise
+        except DatabaseAwayError as error:
+            if error.__cause__ is None or sqlstate_of(error.__cause__) != "55P03":
+                raise
+            raise BusyError(
+                "another transaction holds a lock that the migration needs",
+                hint="nothing was changed: run it again when that transaction has ended",
+            ) from error
+    raise BusyError("another migration is running")
+
+
+async def migrate(connection: AsyncConnection, schema: str) -> None:
+    """Apply what is missing within the transaction of *connection*."""
+    await prepare_transaction(connection, lock_timeout=LOCK_TIMEOUT, search_path=f'"{schema}"')
+    if not await connection.run_sync(lambda sync: inspect(sync).has_schema(schema)):
+        await connection.execute(CreateSchema(schema))
+    await connection.run_sync(versions.create, checkfirst=True)
+    # Not ACCESS EXCLUSIVE: whoever only asks for the revision does not wait for us.
+    await connection.execute(
+        text(f'lock table "{schema}".alembic_version in share row exclusive mode')
+    )
+    if not is_ahead(await revision_on(connection)):
+        await connection.run_sync(run_alembic, schema)
+
+
+def run_alembic(connection: Connection, schema: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
+    config.attributes.update(connection=connection, schema=schema)
+    command.upgrade(config, "head")
+
+
+def head() -> str:
+    """The revision that this version of the program needs."""
+    revision = ScriptDirectory(str(migrations_directory())).get_current_head()
+    assert revision is not None
+    return revision
+
+
+async def current(engine: AsyncEngine) -> str | None:
+    """The revision that the database is at; None where nothing was ever migrated."""
+    try:
+        return await transact(engine, revision_on)
+    except DBAPIError as error:
+        if sqlstate_of(error) in MISSING:
+            return None
+        raise
+
+
+async def revision_on(connection: AsyncConnection) -> str | None:
+    return await connection.scalar(select(func.max(versions.c.version_num)))
+
+
+async def require_current(engine: AsyncEngine) -> str:
+    """
+    See that the database is at our migration, or one ahead; return its revision.
+
+    One ahead is how a rolling upgrade looks to the replicas that are still to be restarted.
+    Raises SchemaBehindError when it is behind, ConfigError when it is further ahead.
+    """
+    found = await current(engine)
+    if found == head() or is_ahead(found):
+        assert found is not None
+        return found
+    raise SchemaBehindError(found=found, needed=head())
+
+
+def is_ahead(found: str | None) -> bool:
+    """
+    Whether *found* is one migration ahead of ours. Revisions are numbers: 0001, 0002, ...
+
+    Raises ConfigError when it is further ahead.
+    """
+    ahead = int(found) - int(head()) if found is not None else 0
+    if ahead > 1:
+        raise ConfigError(
+            f"the database is at migration {found}, this version knows no further than {head()}",
+            hint="run a version of reconciler that is as new as the database",
+        )
+    return ahead == 1
