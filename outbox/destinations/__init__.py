@@ -1,0 +1,49 @@
+"""Where calls go: what a destination is to the relay, whatever it is reached by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, Protocol
+
+from outbox.verdict import Answer, AnswerRules, Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call as it goes out, but for the host and the credentials."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    idempotency_key: str | None
+    idempotent: bool
+
+
+class Channel(Protocol):
+    """The way to a destination."""
+
+    async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
+        """Make one call, taking *timeout* in all at the most; whatever goes wrong is a Failure."""
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """One destination: how it is reached, how it answers, and what may be asked of it."""
+
+    channel: Channel
+    rules: AnswerRules
+    concurrency: int  #: calls under way at once, in this process
+    timeout: timedelta  #: of one call, in all
+    max_attempts: int
+    key_ttl: timedelta  #: how long it remembers a key
+    key_margin: timedelta | None  #: repeat no more so long before that; None: lease plus timeout
+    after_dead: Literal["continue", "hold"]  #: whether a dead entry lets its successors go
+
+    def key_life(self, *, lease: timedelta) -> timedelta:
+        """How long after the first attempt that may have been sent a call may be repeated."""
+        margin = lease + self.timeout if self.key_margin is None else self.key_margin
+        return self.key_ttl - margin

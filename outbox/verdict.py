@@ -1,0 +1,189 @@
+"""What an answer, or its absence, says about a call: the whole table, and nothing but it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Literal
+
+from outbox.backoff import RetryAfter, read_retry_after
+from outbox.entry import Verdict, bounded
+
+Predicate = Callable[[int, Mapping[str, str], Any], bool]
+"""Over status, headers (lower case) and body (JSON, else text); raising means "cannot say"."""
+
+REFUSALS_IN_A_ROW = 5  # from then on a 403 or 3xx is taken for a matter of configuration
+NEVER_DONE = frozenset({425, 429})  # too early, too many: said before anything was done
+
+
+class Sent(StrEnum):
+    """How far a call that brought no answer had come."""
+
+    NOT_SENT = "not_sent"  #: it certainly never reached the destination
+    MAYBE_SENT = "maybe_sent"  #: the request had begun; nobody knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a destination answered; *complete* is False where the body broke off or was cut."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()  #: names in lower case
+    body: bytes = b""
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A call without an answer; *reason* holds no secret and nothing of any body."""
+
+    kind: Sent
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRules:
+    """How one destination's answers are to be read."""
+
+    success_when: Predicate | None = None  #: None: any 2xx
+    retry_when: Predicate | None = None  #: which failures inside a 2xx are tried again
+    conflict: Literal["in_progress", "dead"]  #: what 409 means
+    not_done: frozenset[int]  #: further statuses that certainly had no effect
+    retry_after_max: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What was known of the entry when the attempt began."""
+
+    idempotent: bool
+    maybe_sent: bool  #: an earlier attempt may have taken effect
+    last_attempt: bool
+    refusals: int  #: refused so often in a row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What one attempt came to."""
+
+    verdict: Verdict
+    reason: str | None = None
+    status: int | None = None
+    maybe_sent: bool = False  #: this attempt or an earlier one may have taken effect
+    refused: bool = False  #: 401, 403 or 3xx: not wanted like this
+    slowly: bool = False  #: and probably not before somebody changes the configuration
+    retry_after: RetryAfter | None = None
+
+
+def verdict(
+    result: Answer | Failure, rules: AnswerRules, before: Before, *, now: datetime
+) -> Ruling:
+    """
+    Judge one attempt by what came of it, what the destination means, and what went before.
+
+    *now* is only for dates in an answer that does not date itself.
+    """
+    match result:
+        case Failure(kind=Sent.NOT_SENT, reason=reason):
+            found = Ruling(verdict=Verdict.RETRY, reason=reason)
+        case Failure(kind=Sent.MAYBE_SENT, reason=reason):
+            found = _maybe_done(reason)
+        case Answer():
+            found = _judge_answer(result, rules, before)
+            asked = read_retry_after(result.headers, now=now, most=rules.retry_after_max)
+            found = replace(found, status=result.status, retry_after=asked)
+    return _in_the_light_of(before, found)
+
+
+def _judge_answer(answer: Answer, rules: AnswerRules, before: Before) -> Ruling:
+    """The answer by itself, as if it were the first of many attempts at an idempotent call."""
+    status, said = answer.status, f"answered {answer.status}"
+    success = _succeeded(answer, rules)
+
+    if success:
+        return Ruling(verdict=Verdict.DELIVERED)
+    if 200 <= status < 300:
+        return _judge_failure_inside_success(answer, rules, decided=success is not None)
+    if status in NEVER_DONE or status in rules.not_done:
+        return Ruling(verdict=Verdict.RETRY, reason=said)
+    if status in {401, 403} or 300 <= status < 400:
+        slowly = status == 401 or before.refusals + 1 >= REFUSALS_IN_A_ROW
+        return Ruling(verdict=Verdict.RETRY, reason=said, refused=True, slowly=slowly)
+    if _leaves_it_open(status, rules):
+        return _maybe_done(said)
+    return Ruling(verdict=Verdict.DEAD, reason=said)
+
+
+def _judge_failure_inside_success(answer: Answer, rules: AnswerRules, *, decided: bool) -> Ruling:
+    said = f"answered {answer.status}"
+    if not decided:
+        return _maybe_done(f"{said}, but not so that success_when could be decided")
+    if rules.retry_when is not None and _holds(rules.retry_when, answer):
+        return Ruling(verdict=Verdict.RETRY, reason=f"{said}, a failure to be tried again")
+    return Ruling(verdict=Verdict.DEAD, reason=f"{said}, no success by success_when")
+
+
+def _leaves_it_open(status: int, rules: AnswerRules) -> bool:
+    """Whether the call may have taken effect all the same."""
+    if status == 409:  # our own earlier attempt may still be under way over there
+        return rules.conflict == "in_progress"
+    return status == 408 or not 400 <= status < 500  # 5xx, and numbers that mean nothing
+
+
+def _maybe_done(reason: str) -> Ruling:
+    return Ruling(verdict=Verdict.RETRY, reason=reason, maybe_sent=True)
+
+
+def _in_the_light_of(before: Before, found: Ruling) -> Ruling:
+    """What *found* means for an entry with this past and this future."""
+    maybe_sent = found.maybe_sent or before.maybe_sent
+    reason = bounded(found.reason or "")
+    judged = replace(found, maybe_sent=maybe_sent, reason=reason)
+
+    match found.verdict:
+        case Verdict.DELIVERED:
+            return replace(found, maybe_sent=True)
+        case Verdict.RETRY if found.maybe_sent and not before.idempotent:
+            return replace(judged, verdict=Verdict.UNCERTAIN)
+        case Verdict.RETRY if before.last_attempt:
+            used_up = bounded(f"attempts used up: {reason}")
+            final = Verdict.UNCERTAIN if maybe_sent else Verdict.DEAD
+            return replace(judged, verdict=final, reason=used_up)
+        case Verdict.DEAD if maybe_sent:
+            # A refusal says nothing about the attempt before it that was never answered.
+            after = bounded(f"{reason}, after an attempt that may have taken effect")
+            return replace(judged, verdict=Verdict.UNCERTAIN, reason=after)
+        case Verdict.RETRY | Verdict.DEAD | Verdict.UNCERTAIN:
+            return judged
+
+
+def _succeeded(answer: Answer, rules: AnswerRules) -> bool | None:
+    """Whether the answer is a success; None where that cannot be decided."""
+    if rules.success_when is None:
+        return 200 <= answer.status < 300
+    return _holds(rules.success_when, answer) if answer.complete else None
+
+
+def _holds(predicate: Predicate, answer: Answer) -> bool | None:
+    headers: dict[str, str] = {}
+    for name, value in answer.headers:
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    try:
+        return predicate(answer.status, headers, _parse(answer.body))
+    except Exception:  # noqa: BLE001  # the user's expression over a stranger's answer
+        return None
+
+
+def _parse(body: bytes) -> Any:
+    """*body* as JSON with exact numbers, or else as text."""
+    text = body.decode("utf-8", "replace")
+    try:
+        return json.loads(text, parse_float=Decimal, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
