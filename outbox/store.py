@@ -1,6 +1,7 @@
 """The outbox's tables, and what is read from them."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -8,9 +9,11 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     DateTime,
     Index,
     Integer,
+    Interval,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
@@ -22,6 +25,7 @@ from sqlalchemy import (
     bindparam,
     column,
     func,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -31,6 +35,13 @@ metadata = MetaData(schema="outbox")  # a token: the engine's schema_translate_m
 
 C = Text(collation="C")
 Time = DateTime(timezone=True)
+
+# Written out, not as parameters: only then can the planner see that the partial indexes apply.
+PENDING: ColumnElement[str] = literal_column("'pending'", Text)
+DEAD: ColumnElement[str] = literal_column("'dead'", Text)
+UNCERTAIN: ColumnElement[str] = literal_column("'uncertain'", Text)
+DELIVERED: ColumnElement[str] = literal_column("'delivered'", Text)
+SECOND: ColumnElement[timedelta] = literal_column("interval '1 second'", Interval)
 
 outbox = Table(
     "outbox",

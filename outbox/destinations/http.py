@@ -1,0 +1,239 @@
+"""Calls over HTTP/1.1: one request, one answer read within limits, and how far it came."""
+
+import asyncio
+import re
+import ssl
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import httpx
+
+from outbox.destinations import Request
+from outbox.entry import bounded
+from outbox.verdict import Answer, Failure, Sent
+
+Secret = str | Callable[[], str]
+"""A value, or what gives it at the moment of the call."""
+
+BODY_LIMIT = 64 * 1024  # bytes of an answer that are read where nobody looks into it
+JUDGED_BODY_LIMIT = 1024 * 1024  # bytes where success_when does
+IDLE_LIMIT = 4.0  # seconds; servers close idle connections from 5 s on, and a race costs an answer
+CLOSING_LIMIT = 1.0  # seconds
+
+USER_AGENT = "webhook-reconciler"
+
+# Who sends a message and how it is framed is ours to say, at send time.
+OURS = frozenset(
+    "connection content-length expect host keep-alive proxy-authenticate proxy-authorization "
+    "proxy-connection te trailer transfer-encoding upgrade".split()
+)
+NEVER_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+    httpx.LocalProtocolError,
+)
+
+_PATH = re.compile(r"/[!-~]*")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+class HttpDestination:
+    """
+    The way to one HTTP destination.
+
+    One connection a call, kept for the next one only if the call before it ended cleanly, and
+    only for calls that the destination knows to be the same when they come twice: a kept
+    connection may be closed from the other side just as we write, and nobody could say
+    whether that call was heard. Never follows a redirect, keeps no cookies, takes no proxy or
+    credential from the environment.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        key_header: str | None,
+        bearer: Secret | None = None,
+        headers: Mapping[str, Secret] | None = None,
+        concurrency: int,
+        judges_bodies: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._base = httpx.URL(base_url)
+        self._prefix = self._base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
+        self._key_header = key_header
+        self._bearer = bearer
+        self._headers = dict(headers or {})
+        self._body_limit = JUDGED_BODY_LIMIT if judges_bodies else BODY_LIMIT
+        self._tls = tls
+        self._kept: list[httpx.AsyncHTTPTransport] = []
+        self._keep_at_most = concurrency
+
+    async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
+        """
+        Make one call within *timeout* in all, however slowly the other side drips.
+
+        A status that was read counts even if the body never ended. Reasons name what failed,
+        never what was sent or received.
+        """
+        call = _Call(limit=self._body_limit)
+        try:
+            outgoing = self._build(request, timeout=timeout, call=call)
+        except (ValueError, TypeError, httpx.InvalidURL) as error:
+            return Failure(
+                kind=Sent.NOT_SENT, reason=f"no request can be made: {type(error).__name__}"
+            )
+
+        reusable = request.idempotent
+        transport = self._kept.pop() if reusable and self._kept else self._connectable()
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                await call.make(transport, outgoing)
+        except TimeoutError:
+            return call.ended(f"no answer within {timeout.total_seconds():g} s")
+        except NEVER_SENT as error:
+            return call.never_sent(error)
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            return call.ended(f"no answer: {type(error).__name__}")
+        else:
+            return call.ended("no answer")
+        finally:
+            if reusable and call.complete and len(self._kept) < self._keep_at_most:
+                self._kept.append(transport)
+            else:
+                await _close(transport)
+
+    async def close(self) -> None:
+        """Let go of every connection that was kept."""
+        while self._kept:
+            await _close(self._kept.pop())
+
+    def _connectable(self) -> httpx.AsyncHTTPTransport:
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()  # reading the authorities takes a while: once
+        return httpx.AsyncHTTPTransport(
+            verify=self._tls,
+            trust_env=False,
+            http2=False,
+            limits=httpx.Limits(
+                max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_LIMIT
+            ),
+        )
+
+    def _build(self, request: Request, *, timeout: timedelta, call: "_Call") -> httpx.Request:
+        """*request* with host, key and credentials. Raises ValueError where it cannot be sent."""
+        if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
+            raise ValueError("method or path")
+        headers = {"user-agent": USER_AGENT, "accept-encoding": "identity", "accept": "*/*"}
+        headers |= {name.lower(): _secret(value) for name, value in self._headers.items()}
+        headers |= {name.lower(): value for name, value in request.headers.items()}
+        if self._bearer is not None:
+            headers["authorization"] = f"Bearer {_secret(self._bearer)}"
+        if self._key_header is not None and request.idempotency_key is not None:
+            headers[self._key_header.lower()] = request.idempotency_key
+        for name, value in headers.items():
+            if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+                raise ValueError("header")
+        seconds = timeout.total_seconds()
+        return httpx.Request(
+            request.method,
+            self._base,
+            headers=[
+                (name.encode("ascii"), value.encode("latin-1"))
+                for name, value in headers.items()
+                if name not in OURS
+            ],
+            content=request.body,
+            extensions={
+                # The bytes as they were frozen: nothing normalises them once more.
+                "target": (self._prefix + request.path).encode("ascii"),
+                "timeout": dict.fromkeys(("connect", "read", "write", "pool"), seconds),
+                "trace": call.trace,
+            },
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """How far one call has come."""
+
+    limit: int
+    connecting: bool = False
+    sending: bool = False
+    status: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytearray = field(default_factory=bytearray)
+    complete: bool = False
+
+    async def make(self, transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> None:
+        response = await transport.handle_async_request(request)
+        self.headers = tuple(
+            (name.lower(), value) for name, value in response.headers.multi_items()
+        )
+        self.status = response.status_code
+        with suppress(httpx.HTTPError, httpx.StreamError, OSError):  # broken off: not complete
+            async for chunk in response.aiter_raw():
+                self.body += chunk[: self.limit + 1 - len(self.body)]
+                if len(self.body) > self.limit:
+                    return
+            await response.aclose()
+            self.complete = True
+
+    async def trace(self, event: str, _: Mapping[str, Any]) -> None:
+        if event.startswith("connection.") and event.endswith(".started"):
+            self.connecting = True
+        elif event == "http11.send_request_headers.started":
+            self.sending = True
+
+    def ended(self, without_answer: str) -> Answer | Failure:
+        """What came of the call; *without_answer* says what ended it if nothing was answered."""
+        if self.status is None:
+            # Only what is known never to have begun is `not sent`; a doubt is `maybe`.
+            certain = self.connecting and not self.sending
+            kind = Sent.NOT_SENT if certain else Sent.MAYBE_SENT
+            return Failure(kind=kind, reason=without_answer)
+        body = _inflated(bytes(self.body), self.headers, limit=self.limit)
+        return Answer(
+            status=self.status,
+            headers=self.headers,
+            body=body or b"",
+            complete=self.complete and body is not None,
+        )
+
+    def never_sent(self, error: Exception) -> Failure:
+        # A protocol error of ours quotes the header that is wrong, which may be a secret one.
+        said = str(error) if isinstance(error, httpx.ConnectError) else ""
+        what = f"not sent: {type(error).__name__}"
+        return Failure(kind=Sent.NOT_SENT, reason=bounded(f"{what}: {said}" if said else what))
+
+
+def _secret(value: Secret) -> str:
+    return value if isinstance(value, str) else value()
+
+
+def _inflated(body: bytes, headers: tuple[tuple[str, str], ...], *, limit: int) -> bytes | None:
+    """*body* without the compression that we did not ask for; None if broken or too large."""
+    coding = ",".join(value for name, value in headers if name == "content-encoding").lower()
+    if coding.strip() in {"", "identity"}:
+        return body
+    if coding.strip() not in {"gzip", "x-gzip", "deflate"}:
+        return None
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        inflated = inflater.decompress(body, limit)
+    except zlib.error:
+        return None
+    return inflated if inflater.eof else None
+
+
+async def _close(transport: httpx.AsyncHTTPTransport) -> None:
+    with suppress(httpx.HTTPError, OSError, TimeoutError):
+        async with asyncio.timeout(CLOSING_LIMIT):
+            await transport.aclose()

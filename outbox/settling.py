@@ -1,0 +1,153 @@
+"""Writing down what attempts came to. Callers own the transaction."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    Boolean,
+    Double,
+    Integer,
+    Text,
+    Update,
+    Uuid,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from outbox.entry import State, Verdict
+from outbox.store import (
+    DEAD,
+    DELIVERED,
+    PENDING,
+    SECOND,
+    UNCERTAIN,
+    Time,
+    outbox,
+    outbox_attempts,
+    record_set,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What one attempt came to, as it is written down."""
+
+    id: UUID
+    attempt: int
+    started_at: datetime
+    state: State
+    wait: timedelta  #: until the next attempt, where the entry stays pending
+    maybe_sent: bool  #: this attempt or an earlier one may have taken effect
+    refusals: int
+    verdict: Verdict
+    status: int | None
+    error: str | None
+
+
+async def settle(connection: AsyncConnection, marks: Sequence[Mark]) -> set[UUID]:
+    """
+    Write down what attempts came to; at most one mark an entry. The ids that took it.
+
+    Only failures are fenced: one of an attempt that is not the latest changes nothing, but a
+    success of any attempt settles the entry, even when it had been given up meanwhile.
+    """
+    rows = [
+        {
+            "id": str(mark.id),
+            "attempt": mark.attempt,
+            "started_at": mark.started_at.isoformat(),
+            "state": mark.state.value,
+            "wait": mark.wait.total_seconds(),
+            "maybe_sent": mark.maybe_sent,
+            "refusals": mark.refusals,
+            "verdict": mark.verdict.value,
+            "status": mark.status,
+            "error": mark.error,
+        }
+        for mark in sorted(marks, key=lambda mark: mark.id)
+    ]
+    settled = await connection.scalars(_SETTLE, {"rows": rows})
+    ids = set(settled)
+    await record_attempts(connection, rows)
+    return ids
+
+
+async def record_attempts(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Keep what is known of attempts; one without a verdict was never answered."""
+    await connection.execute(_RECORD_ATTEMPTS, {"rows": list(rows)})
+
+
+def _settle_statement() -> Update:
+    mark = record_set(
+        "mark",
+        {
+            "id": Uuid(),
+            "attempt": Integer(),
+            "state": Text(),
+            "wait": Double(),
+            "maybe_sent": Boolean(),
+            "refusals": Integer(),
+            "error": Text(),
+        },
+    ).c
+    ended = mark.state != PENDING
+    success = and_(mark.state == DELIVERED, outbox.c.state.in_([PENDING, DEAD, UNCERTAIN]))
+    latest = and_(outbox.c.state == PENDING, outbox.c.attempts == mark.attempt)
+    return (
+        update(outbox)
+        .where(outbox.c.id == mark.id, or_(success, latest))
+        .values(
+            state=mark.state,
+            call_open=False,
+            due_at=case((~ended, func.now() + mark.wait * SECOND)),
+            first_attempt_at=case((mark.maybe_sent, outbox.c.first_attempt_at)),
+            refusals=mark.refusals,
+            last_error=mark.error,
+            completed_at=case((ended, func.now())),
+        )
+        .returning(outbox.c.id)
+    )
+
+
+def _record_attempts_statement() -> Insert:
+    given = record_set(
+        "given",
+        {
+            "id": Uuid(),
+            "attempt": Integer(),
+            "started_at": Time,
+            "verdict": Text(),
+            "status": Integer(),
+            "error": Text(),
+        },
+    ).c
+    values = {
+        "entry_id": given.id,
+        "attempt": given.attempt,
+        "started_at": given.started_at,
+        "finished_at": case((given.verdict.is_not(None), func.now())),
+        "verdict": given.verdict,
+        "status": given.status,
+        "error": given.error,
+    }
+    ordered = select(*values.values()).order_by(given.id, given.attempt)
+    proposed = insert(outbox_attempts).from_select(list(values), ordered)
+    return proposed.on_conflict_do_update(
+        index_elements=[outbox_attempts.c.entry_id, outbox_attempts.c.attempt],
+        set_={
+            name: proposed.excluded[name] for name in ("finished_at", "verdict", "status", "error")
+        },
+    )
+
+
+_SETTLE = _settle_statement()
+_RECORD_ATTEMPTS = _record_attempts_statement()
