@@ -1,0 +1,1 @@
+"""The reconciler's eyes: what the sender lists and answers, held against what we hold."""

@@ -1,0 +1,92 @@
+"""What follows from the difference between an item and our row. Pure."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+SECOND = 1_000_000_000
+
+
+class Finding(StrEnum):
+    """How a listed item stands to what we hold."""
+
+    IN_SYNC = "in_sync"  #: the same version, and nothing that both declare differs
+    MISSING = "missing"  #: we hold nothing of it
+    BEHIND = "behind"  #: we hold an older version
+    CONFLICT = "conflict"  #: we hold this version with other content
+    AHEAD = "ahead"  #: we hold a newer version: the listing lags; no drift
+    BURIED = "buried"  #: a newer version of what we hold as deleted
+
+
+class Step(StrEnum):
+    """What a scan does about it."""
+
+    NOTHING = "nothing"
+    CORRECT = "correct"  #: make a correction of it
+    LEAVE = "leave"  #: for its webhook; it holds the watermark
+    READ = "read"  #: ask for a read of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a webhook may take before a scan corrects in its place."""
+
+    now: datetime  #: the database's time
+    grace: timedelta  #: zero: none
+
+    def is_young(self, changed_at: int | None) -> bool:
+        """
+        Whether the webhook of a change at *changed_at* (ns since 1970) may still come.
+
+        Without a time nothing shows its age, so that only the time it has stood counts.
+        A stamp in the future counts as just now.
+        """
+        if self.grace <= timedelta(0):
+            return False
+        if changed_at is None:
+            return True
+        age = max(0, nanoseconds(self.now) - changed_at)
+        return age < self.grace // timedelta(microseconds=1) * 1000
+
+    def has_stood(self, since: datetime | None) -> bool:
+        """Whether our row has been behind for all of the grace already."""
+        return since is not None and self.now - since >= self.grace
+
+
+def next_step(
+    finding: Finding,
+    *,
+    changed_at: int | None,
+    since: datetime | None,
+    patience: Patience,
+    readable: bool,
+) -> Step:
+    """
+    Decide about one item; *since*: when its drift was first seen, *readable*: it has a `get`.
+
+    Asking for a read of a difference at one version waits for nothing: it changes no state.
+    """
+    match finding:
+        case Finding.IN_SYNC | Finding.AHEAD:
+            return Step.NOTHING
+        case Finding.CONFLICT:
+            return Step.READ if readable else Step.NOTHING
+        case Finding.MISSING | Finding.BEHIND | Finding.BURIED:
+            if patience.is_young(changed_at) and not patience.has_stood(since):
+                return Step.LEAVE
+            return Step.READ if finding is Finding.BURIED and readable else Step.CORRECT
+
+
+def absent_too_many(*, absent: int, held: int, percent: int) -> bool:
+    """
+    Whether so many of our rows are missing that an outage is likelier than their deletion.
+
+    A few (up to 20) never stop a scan: each is confirmed by a read of its own anyway.
+    """
+    return absent > 20 and absent * 100 > held * percent
+
+
+def nanoseconds(moment: datetime) -> int:
+    """Nanoseconds since 1970, exactly."""
+    whole = int(moment.replace(microsecond=0).timestamp())
+    return whole * SECOND + moment.microsecond * 1000
