@@ -28,8 +28,19 @@ USER_AGENT = "webhook-reconciler"
 
 # Who sends a message and how it is framed is ours to say, at send time.
 OURS = frozenset(
-    "connection content-length expect host keep-alive proxy-authenticate proxy-authorization "
-    "proxy-connection te trailer transfer-encoding upgrade".split()
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
 )
 NEVER_SENT = (
     httpx.ConnectError,
@@ -44,6 +55,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
+@dataclass(slots=True, kw_only=True)
 class HttpDestination:
     """
     The way to one HTTP destination.
@@ -55,26 +67,14 @@ class HttpDestination:
     credential from the environment.
     """
 
-    def __init__(
-        self,
-        *,
-        base_url: str,
-        key_header: str | None,
-        bearer: Secret | None = None,
-        headers: Mapping[str, Secret] | None = None,
-        concurrency: int,
-        judges_bodies: bool = False,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._base = httpx.URL(base_url)
-        self._prefix = self._base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
-        self._key_header = key_header
-        self._bearer = bearer
-        self._headers = dict(headers or {})
-        self._body_limit = JUDGED_BODY_LIMIT if judges_bodies else BODY_LIMIT
-        self._tls = tls
-        self._kept: list[httpx.AsyncHTTPTransport] = []
-        self._keep_at_most = concurrency
+    base_url: str
+    key_header: str | None
+    bearer: Secret | None = None
+    headers: Mapping[str, Secret] = field(default_factory=dict)
+    concurrency: int  #: how many connections are kept at the most
+    judges_bodies: bool = False  #: success_when is said: read more of the answer
+    tls: ssl.SSLContext | None = None
+    _kept: list[httpx.AsyncHTTPTransport] = field(default_factory=list, init=False)
 
     async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
         """
@@ -83,7 +83,7 @@ class HttpDestination:
         A status that was read counts even if the body never ended. Reasons name what failed,
         never what was sent or received.
         """
-        call = _Call(limit=self._body_limit)
+        call = _Call(limit=JUDGED_BODY_LIMIT if self.judges_bodies else BODY_LIMIT)
         try:
             outgoing = self._build(request, timeout=timeout, call=call)
         except (ValueError, TypeError, httpx.InvalidURL) as error:
@@ -105,7 +105,7 @@ class HttpDestination:
         else:
             return call.ended("no answer")
         finally:
-            if reusable and call.complete and len(self._kept) < self._keep_at_most:
+            if reusable and call.complete and len(self._kept) < self.concurrency:
                 self._kept.append(transport)
             else:
                 await _close(transport)
@@ -116,10 +116,10 @@ class HttpDestination:
             await _close(self._kept.pop())
 
     def _connectable(self) -> httpx.AsyncHTTPTransport:
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()  # reading the authorities takes a while: once
+        if self.tls is None:
+            self.tls = httpx.create_ssl_context()  # reading the authorities takes a while: once
         return httpx.AsyncHTTPTransport(
-            verify=self._tls,
+            verify=self.tls,
             trust_env=False,
             http2=False,
             limits=httpx.Limits(
@@ -129,22 +129,24 @@ class HttpDestination:
 
     def _build(self, request: Request, *, timeout: timedelta, call: "_Call") -> httpx.Request:
         """*request* with host, key and credentials. Raises ValueError where it cannot be sent."""
+        base = httpx.URL(self.base_url)
+        prefix = base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
         if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
             raise ValueError("method or path")
         headers = {"user-agent": USER_AGENT, "accept-encoding": "identity", "accept": "*/*"}
-        headers |= {name.lower(): _secret(value) for name, value in self._headers.items()}
+        headers |= {name.lower(): _secret(value) for name, value in self.headers.items()}
         headers |= {name.lower(): value for name, value in request.headers.items()}
-        if self._bearer is not None:
-            headers["authorization"] = f"Bearer {_secret(self._bearer)}"
-        if self._key_header is not None and request.idempotency_key is not None:
-            headers[self._key_header.lower()] = request.idempotency_key
+        if self.bearer is not None:
+            headers["authorization"] = f"Bearer {_secret(self.bearer)}"
+        if self.key_header is not None and request.idempotency_key is not None:
+            headers[self.key_header.lower()] = request.idempotency_key
         for name, value in headers.items():
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise ValueError("header")
         seconds = timeout.total_seconds()
         return httpx.Request(
             request.method,
-            self._base,
+            base,
             headers=[
                 (name.encode("ascii"), value.encode("latin-1"))
                 for name, value in headers.items()
@@ -153,7 +155,7 @@ class HttpDestination:
             content=request.body,
             extensions={
                 # The bytes as they were frozen: nothing normalises them once more.
-                "target": (self._prefix + request.path).encode("ascii"),
+                "target": (prefix + request.path).encode("ascii"),
                 "timeout": dict.fromkeys(("connect", "read", "write", "pool"), seconds),
                 "trace": call.trace,
             },
