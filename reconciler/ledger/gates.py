@@ -35,6 +35,9 @@ class Gate:
     def takes_change(self, sender: str, kind: str) -> bool:
         return any(sender in one.senders and matches([one.glob], kind) for one in self.changes)
 
+    def speaks_of(self, sender: str) -> bool:
+        return any(sender in one.senders for one in (*self.facts, *self.changes))
+
     def refusal(self, cause: Cause, names: Mapping[str, Any]) -> str | None:
         """
         Say why the reaction does not act on *cause*; None: it acts.

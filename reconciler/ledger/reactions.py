@@ -1,0 +1,221 @@
+"""What follows from facts and changes: your SQL, your handlers, then every effect at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from outbox.enqueue import enqueue
+from outbox.entry import NewEntry, State, bounded
+from reconciler import database
+from reconciler.errors import ReconcilerError
+from reconciler.ledger.causes import Cause, names_for
+from reconciler.ledger.effects import entry_for
+from reconciler.ledger.event import Event
+from reconciler.ledger.handlers import Transaction
+from reconciler.ledger.rules import Reactions, Rules
+from reconciler.ledger.sending import Execution, Sending
+from reconciler.ledger.user_sql import ApplyStep
+
+__all__ = ["Asked", "Cause", "Explained", "UserStepError", "react", "run_apply"]
+
+log = structlog.get_logger()
+
+
+async def react(
+    connection: AsyncConnection,
+    rules: Rules,
+    causes: Sequence[Cause],
+    *,
+    explain: list[Explained] | None = None,
+) -> list[list[Asked]]:
+    """
+    Do what *causes* ask for, in their order, and say which calls each now has in the outbox.
+
+    For each cause the `apply` statements run, then the handlers, in file order; all effects are
+    written together at the end. The caller owns the transaction. *explain* collects, a cause at a
+    time, what ran and what was not asked for and why; what came before an error too.
+
+    Raises UserStepError where a statement or a handler of the user's fails.
+    """
+    reactions = [reactions_to(rules, cause) for cause in causes]
+    dated = any(effect.max_age is not None for one in reactions for effect in one.effects)
+    now = await database.now(connection) if dated else None
+    asked: set[tuple[str, str, str]] = set()
+    entries: list[list[NewEntry]] = []
+    for cause, reaction in zip(causes, reactions, strict=True):
+        told = Explained(cause=cause)
+        if explain is not None:
+            explain.append(told)
+        names = names_for(cause)
+        await run_apply(connection, reaction.applies, cause, names, told=told)
+        sending = Sending(
+            cause=cause, targets=rules.targets, configured=rules.effects, asked=asked
+        )
+        await run_handlers(connection, reaction, cause, names, sending=sending, told=told)
+        owed: list[NewEntry] = []
+        for effect in reaction.effects:
+            entry = entry_for(effect, cause, names, now=now)
+            if isinstance(entry, str):
+                told.not_asked.append(NotAsked(effect=effect.name, reason=entry))
+            else:
+                owed.append(entry)
+        entries.append([*owed, *sending.entries])
+    return await write(connection, entries)
+
+
+def reactions_to(rules: Rules, cause: Cause) -> Reactions:
+    event = cause.event
+    sender = rules.senders[event.sender]
+    if cause.what == "fact":
+        return sender.facts_for(event.type)
+    assert event.kind is not None
+    return sender.changes_for(event.kind)
+
+
+async def run_apply(
+    connection: AsyncConnection,
+    steps: Sequence[ApplyStep],
+    cause: Cause,
+    names: Mapping[str, Any],
+    *,
+    told: Explained,
+) -> None:
+    """Run the user's statements for one cause, in file order."""
+    for step in steps:
+        try:
+            if refusal := step.gate.refusal(cause, names):
+                told.passed.append(Passed(where=step.where, reason=refusal))
+                continue
+            values = step.values(names)
+            rows = await step.run(connection, values)
+        except Exception as error:
+            raise_unless_passing(error, where=step.where, event=cause.event)
+        told.ran.append(Ran(where=step.where, values=values, rows=rows, expected=step.expect_rows))
+        if step.expect_rows is not None and rows < step.expect_rows:
+            log.warning(
+                "ledger.rows_expected",
+                where=step.where,
+                sender=cause.event.sender,
+                event_id=cause.event.event_id,
+                rows=rows,
+                expected=step.expect_rows,
+            )
+
+
+async def run_handlers(
+    connection: AsyncConnection,
+    reactions: Reactions,
+    cause: Cause,
+    names: Mapping[str, Any],
+    *,
+    sending: Sending,
+    told: Explained,
+) -> None:
+    for step in reactions.handlers:
+        transaction = Transaction(execute=Execution(connection=connection), send=sending)
+        try:
+            if refusal := step.gate.refusal(cause, names):
+                told.passed.append(Passed(where=step.where, reason=refusal))
+                continue
+            await step.function(cause.event, transaction)
+        except Exception as error:
+            raise_unless_passing(error, where=step.where, event=cause.event)
+        finally:
+            transaction.close()
+        told.ran.append(Ran(where=step.where))
+
+
+async def write(
+    connection: AsyncConnection, entries: Sequence[Sequence[NewEntry]]
+) -> list[list[Asked]]:
+    """Put all entries into the outbox at once and hand the answers back cause by cause."""
+    flat = [entry for one in entries for entry in one]
+    written = iter(zip(flat, await enqueue(connection, flat), strict=True))
+    asked = []
+    for one in entries:
+        answers = [next(written) for _ in one]
+        asked.append(
+            [
+                Asked(
+                    effect=entry.effect,
+                    destination=entry.destination,
+                    idempotency_key=answer.idempotency_key,
+                    state=answer.state,
+                    reason=answer.reason,
+                    entry=entry,
+                )
+                for entry, answer in answers
+            ]
+        )
+    return asked
+
+
+def raise_unless_passing(error: Exception, *, where: str, event: Event) -> NoReturn:
+    """Blame the user's step, unless it was the database that failed and may not fail again."""
+    if database.is_transient(error):
+        raise error
+    raise UserStepError(where=where, event=event, original=error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One call that a cause now has in the outbox."""
+
+    effect: str
+    destination: str
+    idempotency_key: str | None
+    state: State  #: pending, or skipped
+    reason: str | None  #: why it is skipped, or `unrendered: ...`
+    entry: NewEntry  #: the call itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAsked:
+    """One effect about this type or kind that this cause does not ask for."""
+
+    effect: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One statement or handler of the user's that ran."""
+
+    where: str  #: `senders.shop.apply[0]`, `handlers.shop_rules.record_refund`
+    values: Mapping[str, str | None] = field(default_factory=dict)  #: of a statement's parameters
+    rows: int | None = None  #: touched, or found
+    expected: int | None = None  #: at the least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """One statement or handler that did not run."""
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """What one cause set off besides its calls, and what it did not and why."""
+
+    cause: Cause
+    ran: list[Ran] = field(default_factory=list)
+    passed: list[Passed] = field(default_factory=list)
+    not_asked: list[NotAsked] = field(default_factory=list)
+
+
+class UserStepError(ReconcilerError):
+    """A statement or a handler of the user's failed: this event cannot be applied."""
+
+    def __init__(self, *, where: str, event: Event, original: Exception) -> None:
+        reason = f"{type(original).__name__}: {database.told(original)}"
+        super().__init__(bounded(f"{where} failed: {reason}"))
+        self.where = where
+        self.event = event
+        self.original = original

@@ -1,0 +1,165 @@
+"""What the configuration asks of the ledger, compiled: kinds, facts, changes and their reactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from reconciler.errors import ConfigError, Problem
+from reconciler.ledger.compiling import (
+    AlsoRead,
+    HandlerStep,
+    compile_also_read,
+    compile_apply,
+    compile_effects,
+    compile_handlers,
+    targets_of,
+)
+from reconciler.ledger.effects import Effect, Target
+from reconciler.ledger.event import Event
+from reconciler.ledger.globs import matches
+from reconciler.ledger.handlers import Handler
+from reconciler.ledger.key_questions import key_questions
+from reconciler.ledger.kinds import KindRules, kind_rules
+from reconciler.ledger.projection import KindReader
+from reconciler.ledger.questions import questions
+from reconciler.ledger.user_sql import ApplyStep
+from reconciler.settings.models import Settings
+
+Readers = Mapping[str, Mapping[str, KindReader]]  #: by sender, then by kind
+Reread = Callable[[str, bytes, Mapping[str, str], str], Event]
+
+
+def compile_rules(
+    settings: Settings,
+    readers: Readers,
+    handlers: Sequence[Handler] = (),
+    *,
+    reread: Reread | None = None,
+) -> Rules:
+    """
+    Compile everything that reacts to facts and changes.
+
+    *reread* makes an event again from (sender, raw, headers, event id), for facts whose state had
+    to be fetched first. Raises ConfigError with everything that is wrong, and with every question
+    that the configuration must not leave open.
+    """
+    problems: list[Problem] = []
+    targets = targets_of(settings)
+    effects = compile_effects(settings, targets, problems)
+    steps = compile_handlers(settings, handlers, problems)
+    applies = {name: compile_apply(settings, name, problems) for name in settings.senders}
+    also_reads = {name: compile_also_read(settings, name, problems) for name in settings.senders}
+    problems += questions(settings, handlers)
+    problems += key_questions(settings, effects)
+    if problems:
+        raise ConfigError(problems=problems)
+    senders = {
+        name: SenderRules(
+            name=name,
+            kinds={
+                kind: kind_rules(kind, resource, readers[name][kind])
+                for kind, resource in sender.resources.items()
+            },
+            applies=applies[name],
+            handlers=tuple(step for step in steps if step.gate.speaks_of(name)),
+            effects=tuple(effect for effect in effects if effect.gate.speaks_of(name)),
+            also_reads=also_reads[name],
+            lag=sender.lag,
+            grace=sender.grace,
+            max_failures=sender.max_failures,
+        )
+        for name, sender in settings.senders.items()
+    }
+    return Rules(
+        senders=senders,
+        targets=targets,
+        effects=frozenset(settings.effects),
+        search_path=settings.database.search_path,
+        reread=reread,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reactions:
+    """What one fact or change sets off, each part in file order. Empty is false."""
+
+    applies: tuple[ApplyStep, ...]
+    handlers: tuple[HandlerStep, ...]
+    effects: tuple[Effect, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.applies or self.handlers or self.effects)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderRules:
+    """What we follow of one sender, and what reacts to it."""
+
+    name: str
+    kinds: Mapping[str, KindRules]
+    applies: tuple[ApplyStep, ...]
+    handlers: tuple[HandlerStep, ...]
+    effects: tuple[Effect, ...]
+    also_reads: tuple[AlsoRead, ...]
+    lag: timedelta  #: how far its `get` may be behind
+    grace: timedelta
+    max_failures: int
+
+    def rules_for(self, event_type: str) -> KindRules | None:
+        """The kind that events of this type are about; at most one."""
+        return next((kind for kind in self.kinds.values() if matches(kind.about, event_type)), None)
+
+    def kind_for(self, event_type: str) -> KindReader | None:
+        """What reads the resource that events of this type are about."""
+        rules = self.rules_for(event_type)
+        return None if rules is None else rules.reader
+
+    def facts_for(self, event_type: str) -> Reactions:
+        """What the fact that an event of this type happened sets off."""
+        return Reactions(
+            applies=tuple(s for s in self.applies if s.gate.takes_fact(self.name, event_type)),
+            handlers=tuple(s for s in self.handlers if s.gate.takes_fact(self.name, event_type)),
+            effects=tuple(s for s in self.effects if s.gate.takes_fact(self.name, event_type)),
+        )
+
+    def changes_for(self, kind: str) -> Reactions:
+        """What a newer state of a resource of this kind sets off."""
+        return Reactions(
+            applies=tuple(s for s in self.applies if s.gate.takes_change(self.name, kind)),
+            handlers=tuple(s for s in self.handlers if s.gate.takes_change(self.name, kind)),
+            effects=tuple(s for s in self.effects if s.gate.takes_change(self.name, kind)),
+        )
+
+    def also_read_for(self, event_type: str) -> tuple[AlsoRead, ...]:
+        """The reads of other resources that an event of this type asks for."""
+        return tuple(one for one in self.also_reads if matches(one.on, event_type))
+
+    def known(self, event_type: str) -> bool:
+        """Whether anything names this type; events of other types are `ignored`."""
+        return bool(
+            self.rules_for(event_type)
+            or self.facts_for(event_type)
+            or self.also_read_for(event_type)
+        )
+
+    def has_get(self, kind: str) -> bool:
+        return self.kinds[kind].has_get
+
+    def has_list(self, kind: str) -> bool:
+        return self.kinds[kind].has_list
+
+    def observed(self, kind: str) -> bool:
+        return self.kinds[kind].observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The whole of it; shared by every transaction, changed by none."""
+
+    senders: Mapping[str, SenderRules]
+    targets: Mapping[str, Target]  #: where handlers may send to
+    effects: frozenset[str]  #: configured names, which handlers must not use
+    search_path: str | None
+    reread: Reread | None

@@ -1,0 +1,115 @@
+"""What a handler's `tx` does: statements under savepoints, and calls frozen on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import CursorResult, Executable, TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from outbox.entry import NewEntry
+from reconciler.exact_json import require_json
+from reconciler.ledger.calls import NAME, CallError, check_header_name, freeze, split_request
+from reconciler.ledger.causes import Cause
+from reconciler.ledger.effects import Target
+from reconciler.ledger.keys import sent_key
+from reconciler.ledger.sql_text import read_statement
+from reconciler.ledger.triggers import nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """`tx.execute` on the transaction's own connection."""
+
+    connection: AsyncConnection
+
+    async def __call__(self, statement: Executable | str, params: Any) -> CursorResult[Any]:
+        if isinstance(statement, str):
+            statement = text(read_statement(statement).for_sqlalchemy())
+        elif isinstance(statement, TextClause):
+            read_statement(statement.text)  # neither COMMIT nor SET
+        # A handler may catch the error of a statement and go on; without the savepoint
+        # PostgreSQL would then refuse everything else in this transaction, our commit included.
+        async with self.connection.begin_nested():
+            return await self.connection.execute(statement, params)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """`tx.send` for the handlers of one cause; *entries* are what they asked for."""
+
+    cause: Cause
+    targets: Mapping[str, Target]
+    configured: frozenset[str]  #: names of effects that the configuration has
+    asked: set[tuple[str, str, str]]  #: (sender, event id, effect) of the whole batch
+    entries: list[NewEntry] = field(default_factory=list)
+
+    def __call__(  # noqa: PLR0913 - what a call consists of
+        self,
+        *,
+        destination: str,
+        request: str,
+        json: object,
+        effect: str,
+        headers: Mapping[str, str],
+        key: str | None,
+        idempotent: bool | None,
+    ) -> None:
+        target = self.target(destination)
+        self.claim(effect)
+        for name in headers:
+            check_header_name(name, key_header=target.key_header)
+        method, path = split_request(request)
+        call = freeze(
+            method=method,
+            path=path,
+            headers=headers,
+            json=require_json(json),
+            has_json=json is not None,
+        )
+        event = self.cause.event
+        said = sent_key(self.cause, effect) if key is None else key
+        if not said.strip():
+            raise CallError("the idempotency key is empty")
+        self.entries.append(
+            NewEntry(
+                sender=event.sender,
+                event_id=event.event_id,
+                effect=effect,
+                kind=event.kind,
+                key=event.key,
+                revision=self.cause.revision,
+                position=len(self.configured) + len(self.entries),
+                ordered=target.ordered,
+                destination=target.name,
+                idempotency_key=target.outgoing(said),
+                # a key of the handler's own making: what it stands for is not ours to see
+                lasting=key is not None and event.event_id not in key,
+                idempotent=target.idempotent if idempotent is None else idempotent,
+                method=call.method,
+                path=call.path,
+                headers=call.headers,
+                body=call.body,
+                skip=self.cause.suppressed,
+            )
+        )
+
+    def target(self, destination: str) -> Target:
+        if destination not in self.targets:
+            raise CallError(
+                f"there is no destination {destination!r}" + nearest(destination, self.targets)
+            )
+        return self.targets[destination]
+
+    def claim(self, effect: str) -> None:
+        """See that *effect* is a name, and this event's only call under it."""
+        if not NAME.fullmatch(effect):
+            raise CallError(f"effect={effect!r}: a name is {NAME.pattern}")
+        if effect in self.configured:
+            raise CallError(f"effect={effect!r} is configured as effects.{effect}: take another name")
+        event = self.cause.event
+        if (event.sender, event.event_id, effect) in self.asked:
+            raise CallError(f"effect={effect!r} is asked for twice by one event: name each call")
+        self.asked.add((event.sender, event.event_id, effect))

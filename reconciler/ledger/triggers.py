@@ -1,0 +1,99 @@
+"""Reading `on` and `on_change`: which senders, types and kinds a reaction speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from typing import Literal, Protocol
+
+from reconciler.errors import Problem
+from reconciler.ledger.gates import Gate, Trigger
+from reconciler.ledger.globs import matches
+from reconciler.settings.models import Settings
+
+
+def read_triggers(
+    settings: Settings,
+    globs: Sequence[str],
+    *,
+    sender: str | None,
+    kinds: bool,
+    key: str,
+    problems: list[Problem],
+) -> tuple[Trigger, ...]:
+    """
+    Read the globs of one `on` or, with *kinds*, `on_change`.
+
+    *sender* is a glob over senders where it is said once for all; else each of *globs* is
+    `sender:glob`. What matches nothing known is a problem at *key*.
+    """
+    triggers = []
+    for number, text in enumerate(globs):
+        place = f"{key}[{number}]"
+        try:
+            triggers.append(read_trigger(settings, text, sender=sender, kinds=kinds))
+        except UnknownError as error:
+            problems.append(Problem(key=place, message=str(error)))
+    return tuple(triggers)
+
+
+def read_trigger(settings: Settings, text: str, *, sender: str | None, kinds: bool) -> Trigger:
+    said, glob = (sender, text) if sender is not None else split(text, kinds=kinds)
+    senders = frozenset(name for name in settings.senders if matches([said], name))
+    if not senders:
+        raise UnknownError(f"no sender is called {said!r}" + nearest(said, settings.senders))
+    known = {kind for name in senders for kind in settings.senders[name].resources}
+    if kinds and not any(matches([glob], kind) for kind in known):
+        raise UnknownError(
+            f"{' and '.join(sorted(senders))} has no kind {glob!r}" + nearest(glob, known)
+        )
+    return Trigger(senders=senders, glob=glob)
+
+
+def split(text: str, *, kinds: bool) -> tuple[str, str]:
+    sender, colon, glob = text.partition(":")
+    what, like = ("kind", "shop:order") if kinds else ("type", "shop:refund.succeeded")
+    if not (colon and sender and glob):
+        raise UnknownError(f'{text!r} must be "sender:{what}", like "{like}"')
+    if sender == "reconciler":
+        raise UnknownError(f"{text!r}: effects on what the reconciler itself meets come later")
+    return sender, glob
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Suggest what was meant, or list what there is."""
+    if close := get_close_matches(name, list(known), n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; there is {', '.join(sorted(known))}" if known else "; there is none"
+
+
+def sources_of(settings: Settings, gate: Gate) -> frozenset[tuple[str, str]]:
+    """Spell a gate out: (sender, type glob) of its facts, (sender, kind) of its changes."""
+    facts = ((sender, one.glob) for one in gate.facts for sender in one.senders)
+    changes = (
+        (sender, kind)
+        for one in gate.changes
+        for sender in one.senders
+        for kind in settings.senders[sender].resources
+        if matches([one.glob], kind)
+    )
+    return frozenset((*facts, *changes))
+
+
+class Reacting(Protocol):
+    """What an effect, an `apply` and a handler have in common."""
+
+    @property
+    def on(self) -> Sequence[str]: ...
+    @property
+    def on_change(self) -> Sequence[str]: ...
+    @property
+    def becomes(self) -> str | None: ...
+    @property
+    def when(self) -> str | None: ...
+    @property
+    def if_stale(self) -> Literal["count", "skip"] | None: ...
+
+
+class UnknownError(Exception):
+    """A name that is not in the configuration; says which is near."""
