@@ -61,21 +61,26 @@ def attach(state: Path) -> "Embedded":
     """
     lock = Lock.on(made(state) / "lock")
     joined = Lock.on(state / "joined")
-    deadline = time.monotonic() + STARTED_WITHIN.total_seconds()
     try:
-        while time.monotonic() < deadline:
-            if joined.share() and (url := join(state)) is not None:
-                lock.close()
-                return Embedded(url=url, server=None, lock=None, joined=joined)
-            joined.release()
-            if lock.try_take(role="command"):
-                return started(state, lock, joined=joined, fast=False)
-            time.sleep(LOOK_EVERY)  # it is being started, or stopped
-        raise BusyError(f"the private PostgreSQL is neither up nor free: {lock.told()} has it")
+        server = joined_or_started(state, lock=lock, joined=joined)
     except BaseException:
         lock.close()
         joined.close()
         raise
+    return server
+
+
+def joined_or_started(state: Path, *, lock: Lock, joined: Lock) -> "Embedded":
+    deadline = time.monotonic() + STARTED_WITHIN.total_seconds()
+    while time.monotonic() < deadline:
+        if joined.share() and (url := join(state)) is not None:
+            lock.close()
+            return Embedded(url=url, server=None, lock=None, joined=joined)
+        joined.release()
+        if lock.try_take(role="command"):
+            return started(state, lock, joined=joined, fast=False)
+        time.sleep(LOOK_EVERY)  # it is being started, or stopped
+    raise BusyError(f"the private PostgreSQL is neither up nor free: {lock.told()} has it")
 
 
 def join(state: Path) -> str | None:

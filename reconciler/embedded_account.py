@@ -54,9 +54,7 @@ def account_for(state: Path) -> Account:
     uid, gid = os.geteuid(), os.getegid()
     owner = state.stat()
     nobody = somebody()
-    namespace = Account(
-        argument=f"namespace:{nobody.pw_uid}:{uid}:{gid}", uid=uid, gid=gid
-    )
+    namespace = Account(argument=f"namespace:{nobody.pw_uid}:{uid}:{gid}", uid=uid, gid=gid)
     if uid == 0 and owner.st_uid != 0:
         argument = f"user:{owner.st_uid}:{owner.st_gid}"
         return Account(argument=argument, uid=owner.st_uid, gid=owner.st_gid)

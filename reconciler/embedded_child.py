@@ -4,7 +4,8 @@ Becomes the private PostgreSQL: runs alone, gives up root, asks to end with its 
 Run by path with `python -I -S`, so it may import nothing but the standard library. A process of
 its own, not a `preexec_fn`: that would run Python between fork and exec of a threaded process.
 
-Arguments: PID of the parent, ACCOUNT (`same`, `namespace:INSIDE:UID:GID` or `user:UID:GID`), command.
+Arguments: the parent's process id, the account (`same`, `namespace:INSIDE:UID:GID` or
+`user:UID:GID`), the command.
 """
 
 import ctypes

@@ -51,8 +51,8 @@ def is_server_of(pid: int, data: Path) -> bool:
         return False
     try:
         # A replaced program (an upgrade of the wheel) reads "postgres (deleted)".
-        program = os.readlink(process / "exe").removesuffix(" (deleted)")
-        return os.path.basename(program) == "postgres" and (process / "cwd").samefile(data)  # noqa: PTH119
+        program = (process / "exe").readlink().name.removesuffix(" (deleted)")
+        return program == "postgres" and (process / "cwd").samefile(data)
     except OSError:
         return False
 

@@ -133,7 +133,7 @@ class Server:
             **(FAST if self.fast else DURABLE),
             "unix_socket_directories": f'"{directory}"',
         }
-        program = [self.binaries / "postgres", "-D", self.data]
+        program: list[str | Path] = [self.binaries / "postgres", "-D", self.data]
         settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         self.said.truncate(0)
         self.process = subprocess.Popen(  # noqa: S603
@@ -186,9 +186,7 @@ class Server:
         self.said.close()
 
 
-def initialise(
-    data: Path, *, account: Account, binaries: Path, major: int, fast: bool
-) -> None:
+def initialise(data: Path, *, account: Account, binaries: Path, major: int, fast: bool) -> None:
     """Make the data directory: elsewhere first, so that one begun and killed is never used."""
     for begun in data.parent.glob("init.*"):
         shutil.rmtree(begun, ignore_errors=True)

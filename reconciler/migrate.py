@@ -104,7 +104,8 @@ async def current(engine: AsyncEngine) -> str | None:
 
 
 async def revision_on(connection: AsyncConnection) -> str | None:
-    return await connection.scalar(select(func.max(versions.c.version_num)))
+    found: str | None = await connection.scalar(select(func.max(versions.c.version_num)))
+    return found
 
 
 async def require_current(engine: AsyncEngine) -> str:

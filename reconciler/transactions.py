@@ -1,0 +1,181 @@
+"""Transactions that run again, whole, when the database failed us."""
+
+import asyncio
+import random as randomness
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import psycopg
+import structlog
+from psycopg.pq import TransactionStatus
+from sqlalchemy import func, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from reconciler.errors import DatabaseAwayError, ReconcilerError
+from reconciler.server_connection import ServerConnection
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+BACKOFF_BASE: Final = timedelta(milliseconds=50)
+BACKOFF_CAP: Final = timedelta(seconds=1)
+
+PASSING_STATES: Final = frozenset(
+    {
+        "25006",  # read-only: the server became a standby under us
+        "25P03",  # we were idle in a transaction for too long
+        "40001",  # serialization failure
+        "40P01",  # deadlock
+        "53100",  # disk full
+        "53200",  # out of memory
+        "53300",  # too many connections
+        "55P03",  # a lock was not to be had in time
+        "58030",  # input/output error
+    }
+)
+PASSING_CLASSES: Final = ("08", "57P")  # connection lost; shut down, crashed, starting up
+
+
+async def transact(
+    engine: AsyncEngine,
+    work: Callable[[AsyncConnection], Awaitable[T]],
+    *,
+    attempts: int = 5,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    random: Callable[[], float] = randomness.random,
+) -> T:
+    """
+    Run *work* in one transaction and commit it; run it whole again when the database failed us.
+
+    *work* may run several times and must leave no trace but in its transaction. A commit whose
+    outcome is unknown is run again too: its claims are found, and nothing happens twice.
+    Errors that repeating cannot cure are raised at once, untouched.
+
+    Raises DatabaseAwayError when *attempts* are used up, or no connection came free in time.
+    """
+    unknown = False
+    failure: Exception | None = None
+    for attempt in range(attempts):
+        if failure is not None:
+            log.warning("database.transaction_failed", attempt=attempt, error=told(failure))
+            await sleep(pause_before(attempt, random=random()))
+        try:
+            return await transact_once(engine, work, settle=unknown)
+        except PoolTimeoutError as error:
+            raise DatabaseAwayError("all database connections are in use") from error
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            failure = error
+            unknown = unknown or sqlstate_of(error) is None
+            if sqlstate_of(error) == "25006":
+                await engine.dispose()  # every pooled connection leads to that standby
+    raise DatabaseAwayError(f"the database is out of reach: {told(failure)}") from failure
+
+
+async def transact_once(
+    engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[T]], *, settle: bool
+) -> T:
+    """
+    Run *work* once. With *settle* the commit waits for all that was committed before it.
+
+    (A commit that writes nothing does not wait for a synchronous standby, so finding the claims
+    of an earlier commit, whose outcome we did not learn, would not show that they are safe.)
+    """
+    async with engine.connect() as connection:
+        try:
+            async with connection.begin():
+                server = await server_connection(connection)
+                server.commit_unconfirmed = False
+                if settle:
+                    await connection.execute(
+                        select(func.pg_logical_emit_message(True, "reconciler", ""))
+                    )
+                result = await work(connection)
+                if server.info.transaction_status == TransactionStatus.INERROR:
+                    # PostgreSQL would answer our COMMIT with a ROLLBACK and no error.
+                    raise SwallowedErrorError  # noqa: TRY301
+        except Exception as error:
+            if is_lost(connection) and not is_transient(error):
+                raise ConnectionLostError from error
+            raise
+        if server.commit_unconfirmed:
+            await connection.invalidate()
+            raise ConnectionLostError
+        return result
+
+
+async def server_connection(connection: AsyncConnection) -> "ServerConnection":
+    """The psycopg connection under *connection*."""
+    pooled = await connection.get_raw_connection()
+    server = pooled.driver_connection
+    assert isinstance(server, ServerConnection)
+    return server
+
+
+def is_lost(connection: AsyncConnection) -> bool:
+    """Whether nothing can be said any more over *connection*."""
+    if connection.invalidated or connection.sync_connection is None:
+        return True
+    server = connection.sync_connection.connection.driver_connection
+    return isinstance(server, ServerConnection) and server.closed
+
+
+def is_transient(error: BaseException) -> bool:
+    """
+    Whether the database failed us in a way that running the whole transaction again may cure.
+
+    SQLSTATE classes from PostgreSQL's appendix A. Losing the connection has no SQLSTATE.
+    """
+    match error:
+        case ConnectionLostError():
+            return True
+        case DBAPIError(connection_invalidated=True):
+            return True
+        case DBAPIError(orig=psycopg.Error() as cause):
+            return is_transient(cause)
+        case psycopg.Error(sqlstate=str(state)):
+            return state in PASSING_STATES or state.startswith(PASSING_CLASSES)
+        case psycopg.OperationalError():
+            return True
+        case _:
+            return False
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """The SQLSTATE that *error* carries, if it comes from the server."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return cause.sqlstate if isinstance(cause, psycopg.Error) else None
+
+
+def told(error: BaseException | None) -> str:
+    """*error* in one line, without statement and parameters."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def pause_before(attempt: int, *, random: float) -> float:
+    """Seconds to wait before the *attempt*-th repetition: exponential, capped, full jitter."""
+    longest = min(BACKOFF_CAP, BACKOFF_BASE * 2**attempt).total_seconds()
+    return longest * random
+
+
+class ConnectionLostError(ReconcilerError):
+    """The connection broke, or a commit was not confirmed: what came of it is unknown."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection to the database was lost")
+
+
+class SwallowedErrorError(ReconcilerError):
+    """A statement failed, and whoever sent it went on as if it had not."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a statement failed in this transaction and its error was caught: nothing can commit",
+            hint="let the error of a failed statement pass, or use a savepoint",
+        )
