@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import CreateSchema
 
 from reconciler.data import migrations_directory
-from reconciler.database import engine_for, prepare_transaction, schema_of, sqlstate_of, transact
+from reconciler.database import engine_for, prepare_transaction, schema_of, transact
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
+from reconciler.transactions import sqlstate_of
 
 LOCK_TIMEOUT: Final = timedelta(seconds=2)
 """Behind a waiting ALTER everything else waits too: give up early, and be run again."""

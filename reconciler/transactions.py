@@ -160,8 +160,8 @@ def told(error: BaseException | None) -> str:
 
 def pause_before(attempt: int, *, random: float) -> float:
     """Seconds to wait before the *attempt*-th repetition: exponential, capped, full jitter."""
-    longest = min(BACKOFF_CAP, BACKOFF_BASE * 2**attempt).total_seconds()
-    return longest * random
+    longest: timedelta = min(BACKOFF_CAP, BACKOFF_BASE * 2**attempt)
+    return longest.total_seconds() * random
 
 
 class ConnectionLostError(ReconcilerError):
