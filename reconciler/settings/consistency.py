@@ -1,0 +1,179 @@
+"""Rules between settings: each value may be fine, and two of them together still be wrong."""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+from reconciler.settings.addresses import (
+    is_loopback,
+    refuse_database_url,
+    refuse_range,
+    refuse_web_url,
+)
+from reconciler.settings.consistency_kinds import check_kinds
+from reconciler.settings.documents import Finding
+from reconciler.settings.explain import spell_duration
+from reconciler.settings.models import (
+    ApiSettings,
+    DestinationSettings,
+    SenderSettings,
+    Settings,
+)
+from reconciler.settings.positions import KeyPath
+from reconciler.settings.values import is_reference
+
+#: what the relay needs beside the call itself, between taking an entry and recording the verdict
+LEASE_MARGIN = timedelta(seconds=2)
+RESERVED = "reconciler"
+#: headers that carry credentials: their literal value would be a secret in the file
+CREDENTIALS = re.compile(
+    r"(proxy-)?authorization|cookie|(.*-)?(api-?key|access-key|secret|password|auth-token)",
+    re.IGNORECASE,
+)
+#: headers that the client makes itself
+MADE_BY_US = frozenset({"host", "content-length", "transfer-encoding", "connection", "te"})
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    """Find every contradiction; for no order and no database."""
+    yield from _names(settings)
+    yield from _server(settings)
+    yield from _database(settings)
+    yield from _relay(settings)
+    for name, sender in settings.senders.items():
+        yield from _sender(("senders", name), sender, settings)
+        yield from check_kinds(name, settings)
+    for name, destination in settings.destinations.items():
+        yield from _destination(("destinations", name), destination)
+
+
+def _names(settings: Settings) -> Iterator[Finding]:
+    named: list[tuple[KeyPath, Mapping[str, object]]] = [
+        (("senders",), settings.senders),
+        (("destinations",), settings.destinations),
+        (("effects",), settings.effects),
+    ]
+    for name, sender in settings.senders.items():
+        named.append((("senders", name, "resources"), sender.resources))
+    for path, table in named:
+        if RESERVED in table:
+            yield Finding(
+                path=(*path, RESERVED), message='"reconciler" is our own name: choose another'
+            )
+
+
+def _server(settings: Settings) -> Iterator[Finding]:
+    server = settings.server
+    if server.listen == server.admin_listen and not server.listen.endswith(":0"):
+        yield Finding(
+            path=("server", "admin_listen"),
+            message="the same address as listen: operators have a listener of their own",
+        )
+    if not is_loopback(server.admin_listen) and server.admin_token is None:
+        yield Finding(
+            path=("server", "admin_listen"),
+            message="others can reach this address, so it needs an admin_token, like"
+            ' admin_token = "credential:admin-token"; or listen on 127.0.0.1',
+            about=(("server", "admin_token"),),
+        )
+
+
+def _database(settings: Settings) -> Iterator[Finding]:
+    database = settings.database
+    if database.url is not None and (wrong := refuse_database_url(database.url)):
+        yield Finding(path=("database", "url"), message=wrong)
+    if database.url is None and database.embedded == "never":
+        yield Finding(
+            path=("database", "embedded"),
+            message='"never" leaves no database: give a url, or embedded = "auto"',
+            about=(("database", "url"),),
+        )
+    if database.schema_.startswith("pg_") or database.schema_ == "information_schema":
+        yield Finding(
+            path=("database", "schema"), message="a schema of PostgreSQL's own: choose another"
+        )
+
+
+def _relay(settings: Settings) -> Iterator[Finding]:
+    relay = settings.relay
+    if relay.backoff_cap < relay.backoff_base:
+        yield Finding(
+            path=("relay", "backoff_cap"),
+            message=f"below backoff_base ({spell_duration(relay.backoff_base)}):"
+            " the longest wait is no shorter than the first",
+            about=(("relay", "backoff_base"),),
+        )
+    for name, destination in settings.destinations.items():
+        needed = destination.timeout + LEASE_MARGIN
+        if relay.lease < needed:
+            yield Finding(
+                path=("relay", "lease"),
+                message=f"too short: a call to {name} may take"
+                f" {spell_duration(destination.timeout)}, and two relays must never work on one"
+                f' entry: at least "{spell_duration(needed)}", or a shorter'
+                f" destinations.{name}.timeout",
+                about=(("destinations", name, "timeout"),),
+            )
+
+
+def _sender(path: KeyPath, sender: SenderSettings, settings: Settings) -> Iterator[Finding]:
+    if not sender.secrets:
+        yield Finding(
+            path=(*path, "secrets"),
+            message="missing: without a secret no delivery can be told from a forgery;"
+            f' write secrets = ["env:{str(path[-1]).upper()}_SECRET"]',
+        )
+    yield from _retention(path, sender, settings)
+    if sender.public_url is not None and (wrong := refuse_web_url(sender.public_url, base=False)):
+        yield Finding(path=(*path, "public_url"), message=wrong)
+    if sender.api is not None:
+        yield from _caller((*path, "api"), sender.api)
+
+
+def _retention(path: KeyPath, sender: SenderSettings, settings: Settings) -> Iterator[Finding]:
+    own = sender.keep_claims is not None
+    kept = sender.keep_claims or settings.retention.claims
+    least = 2 * sender.retry_window
+    if kept < least:
+        window = spell_duration(sender.retry_window)
+        yield Finding(
+            path=(*path, "keep_claims") if own else ("retention", "claims"),
+            message=f"{path[-1]} repeats a delivery for {window}, and an event id must be"
+            f' remembered for twice as long: at least "{spell_duration(least)}"',
+            about=((*path, "retry_window"), ("retention", "claims"), (*path, "keep_claims")),
+        )
+
+
+def _destination(path: KeyPath, destination: DestinationSettings) -> Iterator[Finding]:
+    yield from _caller(path, destination)
+    if destination.key_margin is not None and destination.key_margin >= destination.key_ttl:
+        yield Finding(
+            path=(*path, "key_margin"),
+            message="as long as key_ttl"
+            f" ({spell_duration(destination.key_ttl)}): nothing could ever be sent again",
+            about=((*path, "key_ttl"),),
+        )
+    if destination.key_header.lower() in {name.lower() for name in destination.headers}:
+        yield Finding(
+            path=(*path, "headers"), message="the key_header carries the idempotency key: remove it"
+        )
+
+
+def _caller(path: KeyPath, caller: ApiSettings | DestinationSettings) -> Iterator[Finding]:
+    if wrong := refuse_web_url(caller.base_url):
+        yield Finding(path=(*path, "base_url"), message=wrong)
+    for number, text in enumerate(caller.allow_private):
+        if wrong := refuse_range(text):
+            yield Finding(path=(*path, "allow_private", number), message=wrong)
+    for name, value in caller.headers.items():
+        where = (*path, "headers", name)
+        if CREDENTIALS.fullmatch(name) and not is_reference(value):
+            yield Finding(
+                path=where,
+                message="a secret does not belong here: write a reference,"
+                ' "env:NAME", "file:/path" or "credential:name"',
+            )
+        if name.lower() in MADE_BY_US:
+            yield Finding(path=where, message="the client sets this header itself: remove it")
+        if name.lower() == "authorization" and caller.bearer is not None:
+            yield Finding(path=where, message="bearer sets this header already: keep one of them")

@@ -1,0 +1,125 @@
+"""What an event may ask for: your own statements, effects, and where effects go."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from reconciler.settings.values import (
+    Bool,
+    Duration,
+    Expr,
+    Filled,
+    Globs,
+    HeaderName,
+    HeaderValue,
+    Int,
+    JsonValue,
+    Moment,
+    Name,
+    SecretRef,
+    Section,
+    Spelled,
+    Text,
+    matching,
+    not_blank,
+)
+
+Status = Annotated[Int, Field(ge=400, le=599)]
+REQUEST_SENTENCE = 'not a request: a method and a path, like "POST /v1/charges"'
+
+Request = Annotated[
+    str, matching(r"(GET|POST|PUT|PATCH|DELETE) /.*", REQUEST_SENTENCE), Spelled("template")
+]
+Key = Annotated[str, AfterValidator(not_blank), Spelled("template")]
+
+
+class ApplySettings(Section):
+    on: Globs = ()
+    """Facts (event types of this sender) that run it."""
+    on_change: Globs = ()
+    """Kinds of this sender whose changes run it."""
+    becomes: Expr | None = None
+    """Only when this is true now and was not before."""
+    when: Expr | None = None
+    """Only when this is true."""
+    if_stale: Literal["count", "skip"] | None = None
+    """Whether a fact counts that comes after a newer state."""
+    sql: Filled
+    """Your statement, with `:names`."""
+    params: dict[Filled, Expr] = {}
+    """What the names stand for."""
+    expect_rows: Int | None = Field(default=None, ge=0)
+    """How many rows it should touch; fewer is a warning."""
+
+
+class DestinationSettings(Section):
+    kind: Literal["http"] = "http"
+    """How it is reached."""
+    base_url: str
+    """Where it is."""
+    bearer: SecretRef | None = None
+    """The bearer token, by reference; added at send time, never stored."""
+    headers: dict[HeaderName, HeaderValue] = {}
+    """Static headers; a value may be a secret reference."""
+    key_header: HeaderName = "Idempotency-Key"
+    """The header that carries the idempotency key."""
+    key_ttl: Moment = timedelta(hours=24)
+    """How long the destination remembers a key."""
+    key_margin: Duration | None = None
+    """How long before that we stop repeating; absent: the relay's lease plus `timeout`."""
+    key_max_length: Int = Field(default=255, ge=40, le=255)
+    """Longer keys are sent as a hash."""
+    key_format: Literal["text", "uuid"] = "text"
+    """`uuid`: the key goes out as a UUIDv5 of itself."""
+    idempotent: Bool = True
+    """Whether the destination honours the key."""
+    concurrency: Int = Field(default=8, ge=1, le=256)
+    """How many calls may be under way at once."""
+    timeout: Moment = timedelta(seconds=15)
+    """How long one call may take in all."""
+    max_attempts: Int = Field(default=12, ge=1, le=1000)
+    """How often an entry is tried."""
+    ordered: Bool = False
+    """Whether entries of one resource are called strictly in order."""
+    after_dead: Literal["continue", "hold"] = "continue"
+    """Whether a dead entry lets its successors go."""
+    conflict: Literal["in_progress", "dead"] = "in_progress"
+    """What 409 means."""
+    not_done: tuple[Status, ...] = ()
+    """Statuses that certainly had no effect."""
+    success_when: Expr | None = None
+    """What success is, over `status`, `headers`, `body`; absent: 2xx."""
+    retry_when: Expr | None = None
+    """Which failures inside a 2xx are tried again."""
+    retry_after_max: Duration = timedelta(hours=1)
+    """The longest Retry-After that is respected."""
+    allow_private: tuple[str, ...] = ()
+    """Private address ranges that may be reached."""
+
+
+class EffectSettings(Section):
+    on: Globs = ()
+    """Facts that ask for it, as `sender:type`."""
+    on_change: Globs = ()
+    """Changes that ask for it, as `sender:kind`."""
+    becomes: Expr | None = None
+    """Only when this is true now and was not before."""
+    when: Expr | None = None
+    """Only when this is true."""
+    if_stale: Literal["count", "skip"] | None = None
+    """Whether a fact counts that comes after a newer state."""
+    destination: Name
+    """Where it goes."""
+    request: Request
+    """Method and path, like `POST /v1/charges`."""
+    json_: JsonValue = Field(default=None, alias="json")
+    """The JSON body; a value that is exactly one {{ expression }} keeps its type."""
+    headers: dict[HeaderName, Text] = {}
+    """Headers of this call, frozen with it."""
+    idempotency_key: Key | None = None
+    """The key; absent: the event id for a fact, the version for a change."""
+    idempotent: Bool | None = None
+    """Whether this call is idempotent; absent: what the destination says."""
+    max_age: Duration | None = None
+    """Older causes are recorded as skipped."""
