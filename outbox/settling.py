@@ -51,6 +51,7 @@ class Mark:
     verdict: Verdict
     status: int | None
     error: str | None
+    ordered: bool  #: whether others may have waited for it
 
 
 async def settle(connection: AsyncConnection, marks: Sequence[Mark]) -> set[UUID]:

@@ -1,8 +1,9 @@
-"""The outbox's tables, and what is read from them."""
+"""The outbox's tables, and what people read from them."""
 
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    RowMapping,
     Table,
     TableValuedAlias,
     Text,
@@ -26,10 +28,14 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
+    select,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
+
+from outbox.entry import State
 
 metadata = MetaData(schema="outbox")  # a token: the engine's schema_translate_map says which
 
@@ -135,3 +141,62 @@ def record_set(name: str, types: Mapping[str, TypeEngine[Any]]) -> TableValuedAl
     columns = [column(column_name, type_) for column_name, type_ in types.items()]
     records = func.jsonb_to_recordset(bindparam("rows", type_=JSONB))
     return records.table_valued(*columns).render_derived(name=name, with_types=True)
+
+
+async def list_entries(
+    connection: AsyncConnection,
+    *,
+    state: State | None = None,
+    about: Mapping[str, str] | None = None,
+    limit: int,
+    after: UUID | None = None,
+) -> list[RowMapping]:
+    """
+    Entries without their bodies, newest first, at most *limit*.
+
+    *about* narrows by columns: sender, event_id, effect, kind, key, destination. *after* is the id
+    of the last entry of the page before.
+    """
+    columns = [column for column in outbox.c if column.name != "body"]
+    entries = select(*columns).order_by(outbox.c.id.desc()).limit(limit)
+    if state is not None:
+        entries = entries.where(outbox.c.state == state.value)
+    for name, value in (about or {}).items():
+        assert name in NARROWING, name
+        entries = entries.where(outbox.c[name] == value)
+    if after is not None:
+        entries = entries.where(outbox.c.id < after)
+    return list((await connection.execute(entries)).mappings())
+
+
+async def show_entry(
+    connection: AsyncConnection, id_: UUID
+) -> tuple[RowMapping, list[RowMapping]] | None:
+    """The whole of one entry, and its attempts in order; None if there is none of that id."""
+    found = await connection.execute(select(outbox).where(outbox.c.id == id_))
+    entry = found.mappings().one_or_none()
+    if entry is None:
+        return None
+    attempts = await connection.execute(
+        select(outbox_attempts)
+        .where(outbox_attempts.c.entry_id == id_)
+        .order_by(outbox_attempts.c.attempt)
+    )
+    return entry, list(attempts.mappings())
+
+
+async def counts(connection: AsyncConnection) -> dict[str, Any]:
+    """Entries by state, and `oldest_due_at`: since when the oldest that is due has waited."""
+    by_state = await connection.execute(
+        select(outbox.c.state, func.count()).group_by(outbox.c.state)
+    )
+    found: dict[str, int] = dict(by_state.tuples())
+    oldest = await connection.scalar(
+        select(func.min(outbox.c.due_at)).where(
+            outbox.c.state == PENDING, outbox.c.due_at <= func.now()
+        )
+    )
+    return {**{state.value: found.get(state.value, 0) for state in State}, "oldest_due_at": oldest}
+
+
+NARROWING = frozenset({"sender", "event_id", "effect", "kind", "key", "destination"})

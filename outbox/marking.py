@@ -1,0 +1,142 @@
+"""Getting what attempts came to into the database, in groups, for as long as that takes."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from outbox.leasing import Leased, release
+from outbox.settling import Mark, settle
+
+log = structlog.get_logger()
+
+Point = Callable[[str], None]
+
+DATABASE_TROUBLE = (SQLAlchemyError, OSError)
+BATCH_MAX = 200
+WAITING_MAX = 1000  # marks; beyond it no more is leased
+FIRST_PAUSE = 0.05  # seconds
+LONGEST_PAUSE = 2.0  # seconds
+
+
+class Marking:
+    """
+    The marks that wait to be written.
+
+    While one group is being written the next gathers. When the database is away they are tried
+    again until it is back, and nothing more is leased meanwhile: what was called and is not
+    marked would be called again.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        point: Point,
+        written: Callable[[Sequence[Mark | Leased]], None],
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._engine = engine
+        self._point = point
+        self._written = written
+        self._sleep = sleep
+        self._waiting: deque[Mark | Leased] = deque()
+        self._changed = asyncio.Event()
+        self._failures = 0
+        self._closed = False
+
+    @property
+    def behind(self) -> bool:
+        """Whether marks fail, or more of them wait than is good."""
+        return self._failures > 0 or len(self._waiting) >= WAITING_MAX
+
+    def add(self, mark: Mark | Leased) -> None:
+        """Take one mark; an entry as it was leased is given back unsent."""
+        self._waiting.append(mark)
+        self._changed.set()
+
+    def close(self) -> None:
+        """No more marks will come: `run` returns once all are written."""
+        self._closed = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write marks until closed and done."""
+        while self._waiting or not self._closed:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._waiting:
+                await self._write_some()
+            if self._closed:
+                self._changed.set()
+
+    async def flush(self) -> None:
+        """Write what waits now; raises what the database raises."""
+        while self._waiting:
+            batch = self._take()
+            await self._write(batch)
+
+    async def _write_some(self) -> None:
+        batch = self._take()
+        try:
+            await self._write_or_single_out(batch)
+        except DATABASE_TROUBLE as error:
+            self._waiting.extendleft(reversed(batch))
+            if not self._failures:
+                log.warning("relay.marks_failed", waiting=len(self._waiting), error=told(error))
+            self._failures += 1
+            await self._sleep(min(FIRST_PAUSE * 2.0 ** min(self._failures, 30), LONGEST_PAUSE))
+        else:
+            if self._failures:
+                log.info("relay.marks_resumed", failures=self._failures)
+            self._failures = 0
+            self._written(batch)
+
+    async def _write_or_single_out(self, batch: Sequence[Mark | Leased]) -> None:
+        try:
+            await self._write(batch)
+        except (DataError, IntegrityError) as error:
+            # One that the database will never take must not keep the others from being written.
+            if len(batch) == 1:
+                log.error("relay.mark_refused", entry=str(batch[0].id), error=told(error))  # noqa: TRY400
+                return
+            for one in batch:
+                await self._write_or_single_out([one])
+
+    async def _write(self, batch: Sequence[Mark | Leased]) -> None:
+        marks = [one for one in batch if isinstance(one, Mark)]
+        unsent = [one for one in batch if isinstance(one, Leased)]
+        self._point("relay-before-mark")
+        taken = {mark.id for mark in marks}
+        async with self._engine.begin() as connection:
+            if marks:
+                taken = await settle(connection, marks)
+            if unsent:
+                await release(connection, unsent)
+        self._point("relay-after-mark")
+        for mark in marks:
+            if mark.id not in taken:
+                log.info("relay.mark_fenced", entry=str(mark.id), attempt=mark.attempt)
+
+    def _take(self) -> list[Mark | Leased]:
+        """The next group, with no entry twice: two attempts of one may have ended together."""
+        batch: dict[object, Mark | Leased] = {}
+        later: list[Mark | Leased] = []
+        while self._waiting and len(batch) < BATCH_MAX:
+            mark = self._waiting.popleft()
+            if mark.id in batch:
+                later.append(mark)
+            else:
+                batch[mark.id] = mark
+        self._waiting.extendleft(reversed(later))
+        return list(batch.values())
+
+
+def told(error: BaseException) -> str:
+    """What went wrong with the database, in one line without statements or values."""
+    cause = getattr(error, "orig", None) or error
+    first_line = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {first_line}"[:300]

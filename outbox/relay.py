@@ -1,0 +1,239 @@
+"""The relay: leases due entries, calls their destinations, and writes down what came of it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from outbox.backoff import Backoff
+from outbox.calling import Attempted, Edges, call, mark_of, nothing_happens, since_boot, tell
+from outbox.destinations import Destination
+from outbox.leasing import GivenUp, Leased, Wanted, lease
+from outbox.marking import DATABASE_TROUBLE, Marking, told
+from outbox.settling import Mark
+from outbox.verdict import Before, verdict
+
+log = structlog.get_logger()
+
+LEASE_SLACK = 1.0  # seconds between the last moment for a call to begin and the latest for its end
+LONGEST_OUTAGE_PAUSE = 5.0  # seconds
+
+
+async def run(  # noqa: PLR0913  # its edges are passed in
+    engine: AsyncEngine,
+    destinations: Mapping[str, Destination],
+    policy: "Policy",
+    *,
+    hint: asyncio.Event,
+    stop: asyncio.Event,
+    progress: Callable[[], None],
+    metrics: Callable[[Attempted], None] = nothing_happens,
+    point: Callable[[str], None] = nothing_happens,
+    clock: Callable[[], float] = since_boot,
+) -> None:
+    """
+    Call what is due until *stop* is set; then take no more, end the calls in flight, and return.
+
+    *hint* says that something may have become due; polling alone finds it too, only later.
+    *progress* is called at every turn. How long the end may take is the caller's to bound:
+    cancelled, what was in flight comes back when its lease ends.
+    """
+    edges = Edges(metrics=metrics, point=point, clock=clock)
+    relay = Relay(engine, destinations, policy, edges)
+    async with asyncio.TaskGroup() as background:
+        wakers = [
+            background.create_task(_wake_on(hint, relay.wake)),
+            background.create_task(_wake_on(stop, relay.wake, again=False)),
+        ]
+        background.create_task(relay.marking.run())
+        async with asyncio.TaskGroup() as calls:
+            await relay.take_turns(calls, stop=stop, progress=progress)
+        relay.marking.close()
+        for waker in wakers:
+            waker.cancel()
+
+
+async def run_once(
+    engine: AsyncEngine,
+    destinations: Mapping[str, Destination],
+    policy: "Policy",
+    *,
+    metrics: Callable[[Attempted], None] = nothing_happens,
+    point: Callable[[str], None] = nothing_happens,
+) -> int:
+    """
+    Lease once, call all of it, mark it; how many calls that was.
+
+    Raises what the database raises.
+    """
+    edges = Edges(metrics=metrics, point=point)
+    relay = Relay(engine, destinations, policy, edges)
+    asked_at = edges.clock()
+    leased, _ = await relay.lease_free()
+    never = asyncio.Event()
+    async with asyncio.TaskGroup() as calls:
+        for one in leased:
+            calls.create_task(relay.attempt(one, asked_at=asked_at, stop=never))
+    await relay.marking.flush()
+    return len(leased)
+
+
+class Relay:
+    """What one running relay knows: its slots, and the marks it still has to write."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        destinations: Mapping[str, Destination],
+        policy: "Policy",
+        edges: Edges,
+    ) -> None:
+        self._engine = engine
+        self._destinations = destinations
+        self._policy = policy
+        self._edges = edges
+        self.wake = asyncio.Event()
+        self.marking = Marking(engine, point=self._edges.point, written=self._on_written)
+        self._in_flight: Counter[str] = Counter()
+        self._hungry: set[str] = set()  # destinations for which more may be due than was taken
+
+    async def take_turns(
+        self, calls: asyncio.TaskGroup, *, stop: asyncio.Event, progress: Callable[[], None]
+    ) -> None:
+        """Lease as many entries as there are free slots and start their calls, again and again."""
+        outages = 0
+        while not stop.is_set():
+            progress()
+            self.wake.clear()
+            if not self.marking.behind:
+                asked_at = self._edges.clock()
+                try:
+                    leased, given_up = await self.lease_free()
+                except DATABASE_TROUBLE as error:
+                    if not outages:
+                        log.warning("relay.database_away", error=told(error))
+                    outages += 1
+                    await _pause(stop, self._outage_pause(outages))
+                    continue
+                if outages:
+                    log.info("relay.database_back", failures=outages)
+                outages = 0
+                for one in leased:
+                    calls.create_task(self.attempt(one, asked_at=asked_at, stop=stop))
+                if given_up:
+                    continue  # their slots are still free
+            await _pause(self.wake, self._policy.poll.total_seconds())
+
+    async def lease_free(self) -> tuple[list[Leased], list[GivenUp]]:
+        """Lease for every free slot; each of them is taken until its attempt has ended."""
+        wanted = [
+            Wanted(
+                destination=name,
+                free=one.concurrency - self._in_flight[name],
+                lease=self._policy.lease,
+                hold_after_dead=one.after_dead == "hold",
+                max_attempts=one.max_attempts,
+                key_life=one.key_life(lease=self._policy.lease),
+            )
+            for name, one in self._destinations.items()
+            if one.concurrency > self._in_flight[name]
+        ]
+        if not wanted:
+            return [], []
+
+        async with self._engine.begin() as connection:
+            leased, given_up = await lease(connection, wanted)
+        self._edges.point("relay-after-lease")
+
+        self._in_flight.update(one.destination for one in leased)
+        for one in wanted:
+            if self._in_flight[one.destination] >= self._destinations[one.destination].concurrency:
+                self._hungry.add(one.destination)
+            else:
+                self._hungry.discard(one.destination)
+        for gone in given_up:
+            log.warning(
+                "relay.given_up",
+                entry=str(gone.id),
+                destination=gone.destination,
+                effect=gone.effect,
+                state=gone.state.value,
+                reason=gone.reason,
+            )
+        return leased, given_up
+
+    async def attempt(self, leased: Leased, *, asked_at: float, stop: asyncio.Event) -> None:
+        """Make the one call that this lease allows, unless it is too late for it."""
+        destination = self._destinations[leased.destination]
+        began = self._edges.clock()
+        last_moment = self._policy.lease - destination.timeout
+        late = began - asked_at >= last_moment.total_seconds() - LEASE_SLACK
+        if stop.is_set() or late:
+            log.info("relay.released", entry=str(leased.id), attempt=leased.attempt, late=late)
+            self.marking.add(leased)
+            self._free(leased.destination)
+            return
+
+        try:
+            self._edges.point("relay-before-send")
+            result = await call(destination, leased)
+            self._edges.point("relay-after-send")
+        finally:
+            self._free(leased.destination)
+
+        ended = self._edges.clock()
+        before = Before(
+            idempotent=leased.idempotent,
+            maybe_sent=leased.maybe_sent,
+            last_attempt=leased.attempt >= destination.max_attempts,
+            refusals=leased.refusals,
+        )
+        now = leased.leased_at + timedelta(seconds=ended - asked_at)  # the database's clock
+        ruling = verdict(result, destination.rules, before, now=now)
+        jitter = self._edges.random()
+        self.marking.add(mark_of(leased, ruling, self._policy.backoff, jitter=jitter))
+        self._edges.metrics(tell(leased, ruling, seconds=ended - began))
+
+    def _free(self, destination: str) -> None:
+        self._in_flight[destination] -= 1
+        if destination in self._hungry:
+            self.wake.set()
+
+    def _on_written(self, batch: Sequence[Mark | Leased]) -> None:
+        if any(one.ordered for one in batch):
+            self.wake.set()  # what waited for it may go now
+
+    def _outage_pause(self, outages: int) -> float:
+        grown = self._policy.poll.total_seconds() * 2.0 ** min(outages, 30)
+        return min(grown, LONGEST_OUTAGE_PAUSE)
+
+
+async def _wake_on(event: asyncio.Event, wake: asyncio.Event, *, again: bool = True) -> None:
+    while True:
+        await event.wait()
+        wake.set()
+        if not again:
+            return
+        event.clear()
+
+
+async def _pause(event: asyncio.Event, seconds: float) -> None:
+    """Sleep, but wake up at once when *event* is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How eagerly to look, how long a lease is, and how patiently to try again."""
+
+    poll: timedelta
+    lease: timedelta
+    backoff: Backoff
