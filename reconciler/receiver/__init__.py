@@ -1,0 +1,1 @@
+"""Webhooks in: signatures, handshakes, deliveries as events, group commit, answers."""
