@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from reconciler.errors import ConfigError, Problem
 from reconciler.expressions import (
@@ -14,27 +14,19 @@ from reconciler.expressions import (
     compile_expression,
     compile_template,
 )
-from reconciler.ledger.globs import matches
 from reconciler.ledger.projection import KindReader
 from reconciler.receiver.handshake import Handshake
 from reconciler.receiver.signature import SignatureContract, compile_signature
+from reconciler.settings import Secrets
 from reconciler.settings.models import HandshakeSettings, ResourceSettings, SenderSettings, TimeSpec
 
 T = TypeVar("T")
 
 
-class Secrets(Protocol):
-    """Resolves references (`env:SHOP_SECRET`) to what they stand for."""
-
-    def resolve(self, ref: str, /) -> str | bytes: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindContract:
-    """Which events are about a kind, and where they describe the resource."""
+    """Where an event about a kind describes the resource, and what reads it there."""
 
-    on: tuple[str, ...]
-    deleted_on: tuple[str, ...]
     from_: Expression | None  #: None: the whole event
     reader: KindReader
 
@@ -63,7 +55,7 @@ class SenderContract:
     def kind_for(self, event_type: str) -> KindContract | None:
         """Return the one kind that events of this type are about, if any."""
         for kind in self.kinds:
-            if matches(kind.on, event_type):
+            if kind.reader.is_about(event_type):
                 return kind
         return None
 
@@ -117,7 +109,7 @@ def compile_sender(
         kinds=kinds,
         handshakes=tuple(each for each in handshakes if each is not None),
         masked_headers=frozenset({settings.signature.header.lower()}),
-        masked_secrets=tuple(map(as_text, resolved)),
+        masked_secrets=tuple(resolved),
     )
 
 
@@ -135,10 +127,6 @@ def compile_handshake(settings: HandshakeSettings) -> Handshake:
 
 def time_spec(value: str | TimeSpec | None) -> TimeSpec | None:
     return TimeSpec(value=value) if isinstance(value, str) else value
-
-
-def as_text(secret: str | bytes) -> str:
-    return secret if isinstance(secret, str) else secret.decode("latin-1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,8 +164,6 @@ class _Compiling:
 
     def kind(self, kind: str, settings: ResourceSettings, reader: KindReader) -> KindContract:
         return KindContract(
-            on=(*settings.on, *settings.deleted_on, *settings.created_on),
-            deleted_on=settings.deleted_on,
             from_=self.expression(f"resources.{kind}.from", settings.from_),
             reader=reader,
         )

@@ -4,15 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+import structlog
+
 from reconciler import exact_json
 from reconciler.errors import ReconcilerError
 from reconciler.exact_json import Json
 from reconciler.expressions import CaseInsensitive, Expression, ExpressionError
 from reconciler.ledger.event import Event, Observation, Origin
-from reconciler.ledger.globs import matches
 from reconciler.ledger.projection import ProjectionError
 from reconciler.ledger.versions import VersionError, parse_time
 from reconciler.receiver.contract import KindContract, SenderContract
+
+log = structlog.get_logger()
 
 ID_MAX = 512  #: bytes of an id or a type; more would not fit into an index for ever
 ITEMS_MAX = 10_000  #: events of one delivery
@@ -144,21 +147,26 @@ def _observation(kind: KindContract, event_type: str, context: Mapping[str, Json
         observation = kind.reader.read(source, path="event")
     except ProjectionError as error:
         raise _UnusableError(str(error)) from None
-    deleted = observation.deleted or matches(kind.deleted_on, event_type)
-    return replace(observation, deleted=deleted)
+    return replace(observation, deleted=kind.reader.deleted_on(event_type))
 
 
 def _occurred_at(contract: SenderContract, context: Mapping[str, Json]) -> datetime | None:
+    """
+    Return when it happened, by the sender's clock; None where that cannot be read.
+
+    Like an event that does not say: it must not cost us what it tells of a resource.
+    """
     if contract.occurred_at is None or contract.occurred_spec is None:
         return None
-    value = _value("event.occurred_at", contract.occurred_at, context)
-    if value is None:
-        return None
     try:
+        value = contract.occurred_at.value(context)
+        if value is None:
+            return None
         nanoseconds = parse_time(value, contract.occurred_spec)
-        return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
-    except (VersionError, OverflowError):
-        raise _UnusableError("event.occurred_at: not a time as configured") from None
+    except (ExpressionError, VersionError) as error:
+        log.warning("receiver.time_refused", sender=contract.name, reason=error.reason)
+        return None
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
 def _items(items: Expression, body: Json, headers: Mapping[str, str]) -> list[Json]:
@@ -194,7 +202,7 @@ def _value(name: str, expression: Expression, context: Mapping[str, Json]) -> Js
     try:
         return expression.value(context)
     except ExpressionError as error:
-        raise _UnusableError(f"{name}: {error}") from None
+        raise _UnusableError(f"{name}: {error.reason}") from None
 
 
 def _context(body: Json, headers: Mapping[str, str]) -> dict[str, Json]:

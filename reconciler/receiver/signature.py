@@ -87,7 +87,7 @@ def verify(
 
 
 def compile_signature(
-    settings: SignatureSettings, *, secrets: Sequence[str | bytes], public_url: str | None, key: str
+    settings: SignatureSettings, *, secrets: Sequence[str], public_url: str | None, key: str
 ) -> SignatureContract:
     """
     Prepare what *settings* declare; *key* is the dotted path that problems are reported under.
@@ -258,9 +258,8 @@ def _pieces(
     return tuple(piece for piece in mixed if piece)
 
 
-def _key(settings: SignatureSettings, secret: str | bytes) -> bytes:
-    raw = secret.encode() if isinstance(secret, str) else secret
-    raw = raw.removeprefix(settings.key_prefix.encode())
+def _key(settings: SignatureSettings, secret: str) -> bytes:
+    raw = secret.removeprefix(settings.key_prefix).encode()
     try:
         match settings.key:
             case "utf8":
