@@ -1,7 +1,8 @@
 """What the configuration may say, and reading it."""
 
-from reconciler.settings.load import Loaded, load
+from reconciler.settings.lint import lint
+from reconciler.settings.load import Examined, Loaded, examine, load
 from reconciler.settings.models import Settings
 from reconciler.settings.secrets import Secrets
 
-__all__ = ["Loaded", "Secrets", "Settings", "load"]
+__all__ = ["Examined", "Loaded", "Secrets", "Settings", "examine", "lint", "load"]

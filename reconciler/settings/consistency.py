@@ -11,7 +11,7 @@ from reconciler.settings.addresses import (
     refuse_web_url,
 )
 from reconciler.settings.consistency_kinds import check_kinds
-from reconciler.settings.documents import Finding
+from reconciler.settings.documents import Finding, dotted
 from reconciler.settings.explain import spell_duration
 from reconciler.settings.models import (
     ApiSettings,
@@ -103,17 +103,21 @@ def _relay(settings: Settings) -> Iterator[Finding]:
             " the longest wait is no shorter than the first",
             about=(("relay", "backoff_base"),),
         )
-    for name, destination in settings.destinations.items():
-        needed = destination.timeout + LEASE_MARGIN
-        if relay.lease < needed:
-            yield Finding(
-                path=("relay", "lease"),
-                message=f"too short: a call to {name} may take"
-                f" {spell_duration(destination.timeout)}, and two relays must never work on one"
-                f' entry: at least "{spell_duration(needed)}", or a shorter'
-                f" destinations.{name}.timeout",
-                about=(("destinations", name, "timeout"),),
-            )
+    slowest = max(settings.destinations.items(), key=lambda item: item[1].timeout, default=None)
+    if slowest is None:
+        return
+    name, destination = slowest
+    needed = destination.timeout + LEASE_MARGIN
+    timeout: KeyPath = ("destinations", name, "timeout")
+    if relay.lease < needed:
+        yield Finding(
+            path=("relay", "lease") if "lease" in relay.model_fields_set else timeout,
+            message=f"relay.lease ({spell_duration(relay.lease)}) must outlast the longest call:"
+            f" one to {name} may take {spell_duration(destination.timeout)}, and two relays must"
+            f' never work on one entry. Say lease = "{spell_duration(needed)}" or more in [relay],'
+            f" or a shorter {dotted(timeout)}",
+            about=(timeout, ("relay", "lease")),
+        )
 
 
 def _sender(path: KeyPath, sender: SenderSettings, settings: Settings) -> Iterator[Finding]:
@@ -131,17 +135,24 @@ def _sender(path: KeyPath, sender: SenderSettings, settings: Settings) -> Iterat
 
 
 def _retention(path: KeyPath, sender: SenderSettings, settings: Settings) -> Iterator[Finding]:
-    own = sender.keep_claims is not None
     kept = sender.keep_claims or settings.retention.claims
     least = 2 * sender.retry_window
-    if kept < least:
-        window = spell_duration(sender.retry_window)
-        yield Finding(
-            path=(*path, "keep_claims") if own else ("retention", "claims"),
-            message=f"{path[-1]} repeats a delivery for {window}, and an event id must be"
-            f' remembered for twice as long: at least "{spell_duration(least)}"',
-            about=((*path, "retry_window"), ("retention", "claims"), (*path, "keep_claims")),
-        )
+    if kept >= least:
+        return
+    path_of_claims: KeyPath = ("retention", "claims")
+    if sender.keep_claims is not None:
+        said: KeyPath = (*path, "keep_claims")
+    elif "claims" in settings.retention.model_fields_set:
+        said = path_of_claims
+    else:
+        said = (*path, "retry_window")
+    yield Finding(
+        path=said,
+        message=f"{path[-1]} repeats a delivery for {spell_duration(sender.retry_window)}, so its"
+        f" event ids must be remembered for twice as long, not for {spell_duration(kept)}: say"
+        f' keep_claims = "{spell_duration(least)}" or more',
+        about=((*path, "retry_window"), (*path, "keep_claims"), path_of_claims),
+    )
 
 
 def _destination(path: KeyPath, destination: DestinationSettings) -> Iterator[Finding]:

@@ -48,6 +48,7 @@ def read_environment(
         for path in [tuple(name.removeprefix(PREFIX).lower().split(SEPARATOR))]
         for inner, _ in walk(_at(tree, path))
     }
+    places |= {finding.path: Place(variable=str(finding.path[0])) for finding in findings}
     return Document(tree=tree, places=places), findings
 
 
@@ -64,13 +65,13 @@ def _section(name: str) -> str:
 def _unknown(name: str) -> Finding:
     sections = [f"{PREFIX}{section.upper()}{SEPARATOR}" for section in Settings.model_fields]
     starts = next((each for each in sections if name.startswith(each.removesuffix("_"))), None)
-    near = difflib.get_close_matches(name, sections, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, sections, n=1, cutoff=0.75)
     meant = [starts] if starts else near
     advice = f"; did you mean {meant[0]}...?" if meant else ""
     return Finding(
         path=(name,),
-        message="this environment variable is no setting: they begin with RECONCILER_, a section"
-        f" and two underscores, like RECONCILER_SERVER__LISTEN{advice}",
+        message="no setting: they are written RECONCILER_, a section, two underscores and a key,"
+        f" like RECONCILER_SERVER__LISTEN{advice}",
     )
 
 

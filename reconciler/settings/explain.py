@@ -1,6 +1,7 @@
 """What is wrong with a value, and what would be right: pydantic's errors in our words."""
 
 import difflib
+import re
 import types
 from collections.abc import Container, Iterator, Sequence
 from datetime import timedelta
@@ -104,8 +105,21 @@ def _sentence(detail: ErrorDetails, path: KeyPath, value: object) -> str:
         return _known_words(path, value)
     if kind in LIMITS:
         name, words = LIMITS[kind]
-        return f"{words} {spell(context[name])}"
+        return f"{words} {_limit(context[name])}"
     return SENTENCES.get(kind, f"not usable: {detail['msg']}")
+
+
+def _limit(value: object) -> str:
+    """
+    Write a limit as the configuration does; pydantic gives those of durations in words.
+
+    >>> _limit("1 second"), _limit(2)
+    ('"1s"', '2')
+    """
+    match = re.match(r"(\d+) (\w+)", str(value))
+    if not match:
+        return spell(value)
+    return spell(timedelta(**{match[2].removesuffix("s") + "s": int(match[1])}))
 
 
 def _known_words(path: KeyPath, value: object) -> str:
@@ -151,9 +165,11 @@ def spell_duration(value: timedelta) -> str:
     """
     Write a duration in the largest unit that fits it.
 
-    >>> spell_duration(timedelta(hours=48)), spell_duration(timedelta(milliseconds=1500))
-    ('2d', '1500ms')
+    >>> spell_duration(timedelta(hours=24)), spell_duration(timedelta(milliseconds=1500))
+    ('24h', '1500ms')
     """
+    if value == timedelta(days=1):
+        return "24h"
     milliseconds = value // timedelta(milliseconds=1)
     for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")):
         if milliseconds and milliseconds % size == 0:

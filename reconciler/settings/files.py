@@ -39,8 +39,8 @@ def find_main(path: Path | None, environ: Mapping[str, str]) -> Path:
         if candidate.is_file():
             return candidate
     raise ConfigError(
-        f"there is no configuration: looked for {' and '.join(map(str, SEARCHED))}",
-        hint="name a file with --config or RECONCILER_CONFIG",
+        f"there is no configuration: looked for {' and '.join(map(str, SEARCHED))};"
+        " name a file with --config or RECONCILER_CONFIG"
     )
 
 

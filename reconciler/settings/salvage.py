@@ -1,17 +1,22 @@
 """Validate everything at once: what is wrong is set aside, so that the rest is judged too."""
 
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from reconciler.settings.documents import Finding
-from reconciler.settings.explain import explain
+from reconciler.settings.explain import explain, field_at
 from reconciler.settings.models import Settings
 from reconciler.settings.positions import KeyPath
+from reconciler.settings.values import Spelled
 
 ROUNDS = 20
+#: what may stand for a required value, so that the table around it can be judged
+STAND_INS = ("placeholder", "/{{ key }}", "/placeholder", "POST /", ("placeholder",))
 
 
 def validate(tree: dict[str, Any]) -> "Salvaged":
@@ -42,6 +47,16 @@ def _last_first(path: KeyPath) -> tuple[Any, ...]:
     return (-len(path), tuple((-part, "") if isinstance(part, int) else (0, part) for part in path))
 
 
+def _stand_in(field: FieldInfo) -> object:
+    kind: Any = Annotated[field.annotation, Spelled("stand-in"), *field.metadata]
+    adapter = TypeAdapter[object](kind)
+    for candidate in STAND_INS:
+        with suppress(ValidationError):
+            adapter.validate_python(candidate)
+            return candidate
+    return None
+
+
 @dataclass(slots=True, kw_only=True)
 class Salvaged:
     """What is left of a tree, what was wrong with it, and how the two relate."""
@@ -52,7 +67,12 @@ class Salvaged:
     kept: dict[KeyPath, list[int]] = field(default_factory=dict)  #: a list's surviving items
 
     def set_aside(self, tree: dict[str, Any], path: KeyPath) -> None:
-        """Remove *path* from *tree*; where something needed is missing, the table around it."""
+        """
+        Remove *path* from *tree*.
+
+        Where something needed is missing, a stand-in takes its place, or else the table around it
+        goes. What is said about any of them later is not told.
+        """
         original = self.path(path)
         inner: Any = tree
         for part in path[:-1]:
@@ -67,6 +87,8 @@ class Salvaged:
             del self.kept[at][last]
         elif isinstance(inner, dict) and last in inner:
             del inner[last]
+        elif (field := field_at(path)) and (stand_in := _stand_in(field)) is not None:
+            inner[last] = stand_in
         elif path:
             self.set_aside(tree, path[:-1])
             return

@@ -13,17 +13,23 @@ from reconciler.settings.values import (
     Expr,
     Globs,
     HeaderName,
-    HeaderValue,
     Int,
     Moment,
     Name,
     SecretRef,
     Section,
     Size,
+    Spelled,
     Text,
     Whole,
+    matching,
     whole_number,
 )
+
+CONTENT_TYPE = 'not a content type: like "text/plain" or "application/json; charset=utf-8"'
+ContentType = Annotated[
+    str, matching(r"[a-z0-9.+-]+/[a-z0-9.+-]+(; ?[!-~]+)*", CONTENT_TYPE), Spelled("content type")
+]
 
 
 class SignatureSettings(Section):
@@ -79,7 +85,7 @@ class HandshakeSettings(Section):
     """Whether a handshake must be signed like any delivery."""
     status: Int = Field(default=200, ge=200, le=299)
     """What it is answered."""
-    content_type: HeaderValue = "text/plain"
+    content_type: ContentType = "text/plain"
     """The content type of the answer."""
     text: Text = ""
     """The body of the answer, over the same names."""
