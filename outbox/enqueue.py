@@ -38,13 +38,13 @@ async def enqueue(
     if not entries:
         return []
 
-    ids = [new_id() for _ in entries]
+    # Rising ids: the rows go in by id, and so in the order of *entries*.
+    ids = sorted(new_id() for _ in entries)
     judged = await _judge_keys(connection, list(zip(ids, entries, strict=True)))
     rows = [
         _row(id_, entry, state=state, reason=reason)
         for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True)
     ]
-    rows.sort(key=lambda row: row["id"])
     await connection.execute(_INSERT_ENTRIES, {"rows": rows})
     return [
         Enqueued(id=id_, state=state, reason=reason, idempotency_key=entry.idempotency_key)

@@ -117,7 +117,9 @@ class HttpDestination:
 
     def _connectable(self) -> httpx.AsyncHTTPTransport:
         if self.tls is None:
-            self.tls = httpx.create_ssl_context()  # reading the authorities takes a while: once
+            # Reading the authorities takes a while: once, and only where they are needed.
+            encrypted = self.base_url.startswith("https:")
+            self.tls = httpx.create_ssl_context(verify=encrypted)
         return httpx.AsyncHTTPTransport(
             verify=self.tls,
             trust_env=False,
