@@ -9,6 +9,8 @@ from reconciler.receiver.handshake import Greeting
 
 RETRY_AFTER = "5"  #: seconds; every sender waits longer by itself
 
+_AGAIN = (("Retry-After", RETRY_AFTER),)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -41,9 +43,11 @@ def for_events(told: Sequence[Told], *, batch: bool) -> Answer:
     """
     items = [{"outcome": each.outcome, "event_id": each.event_id} for each in told]
     document = {"results": items} if batch else items[0]
+    status = max((each.status for each in told), default=200)
     return Answer(
-        status=max((each.status for each in told), default=200),
+        status=status,
         body=json.dumps(document).encode(),
+        headers=_AGAIN if status == 503 else (),
         outcome="batch" if batch else told[0].outcome,
         event_id=None if batch else told[0].event_id,
         outcomes=tuple(each.outcome for each in told),
@@ -89,7 +93,7 @@ def busy(reason: str) -> Answer:
     return Answer(
         status=503,
         body=b'{"error": "try again"}',
-        headers=(("Retry-After", RETRY_AFTER),),
+        headers=_AGAIN,
         outcome="busy",
         reason=reason,
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -10,7 +10,7 @@ import structlog
 from reconciler.errors import DatabaseAwayError
 from reconciler.faults import point
 from reconciler.http_server import Receive, Scope, Send, framing_fault
-from reconciler.ledger.apply import Result
+from reconciler.ledger.batch import Result
 from reconciler.ledger.event import Event, Outcome
 from reconciler.receiver import answers, envelope
 from reconciler.receiver.answers import Answer, Told
@@ -26,6 +26,7 @@ from reconciler.receiver.contract import SenderContract
 from reconciler.receiver.envelope import Delivery, Malformed
 from reconciler.receiver.group_commit import GroupCommit, OverloadError
 from reconciler.receiver.handshake import greet
+from reconciler.receiver.keeping import Keep
 from reconciler.receiver.request import Request
 from reconciler.receiver.respond import respond
 from reconciler.receiver.signature import Verdict, verify
@@ -61,7 +62,7 @@ class WebhookApp:
 
     contracts: Mapping[str, SenderContract]
     committer: GroupCommit[Result]
-    keep: Callable[[Sequence[Malformed]], Awaitable[None]]
+    keep: Keep
     settings: ReceiverSettings
     clock: Callable[[], float] = time.time
     metrics: Callable[[Answered], None] = lambda _: None
@@ -236,4 +237,7 @@ def _told_malformed(contract: SenderContract, malformed: Malformed) -> Told:
 
 
 def _told(result: Result) -> Told:
-    return Told(status=200, outcome=result.outcome, event_id=result.event.event_id)
+    event_id = result.event.event_id
+    if result.busy:  # held by another transaction for too long: nothing of it is stored
+        return Told(status=503, outcome="busy", event_id=event_id)
+    return Told(status=500 if result.retryable else 200, outcome=result.outcome, event_id=event_id)

@@ -1,6 +1,7 @@
 """What one sender's configuration means to the receiver: compiled once, keys decoded once."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
@@ -72,7 +73,7 @@ def compile_sender(
     *readers* has one reader a kind. Raises ConfigError with every problem found.
     """
     work = _Compiling(key=f"senders.{name}")
-    resolved = [secrets.resolve(ref) for ref in settings.secrets]
+    resolved = list(known(secrets, settings.secrets))
     spec = time_spec(settings.event.occurred_at)
     signature = work.tried(
         "signature",
@@ -111,6 +112,13 @@ def compile_sender(
         masked_headers=frozenset({settings.signature.header.lower()}),
         masked_secrets=tuple(resolved),
     )
+
+
+def known(secrets: Secrets, references: Iterable[str]) -> Iterator[str]:
+    """Resolve what could be read; of what could not, `settings` has said so already."""
+    for reference in references:
+        with contextlib.suppress(KeyError):
+            yield secrets.resolve(reference)
 
 
 def compile_handshake(settings: HandshakeSettings) -> Handshake:

@@ -18,7 +18,7 @@ from reconciler.receiver.contract import KindContract, SenderContract
 log = structlog.get_logger()
 
 ID_MAX = 512  #: bytes of an id or a type; more would not fit into an index for ever
-ITEMS_MAX = 10_000  #: events of one delivery
+ITEMS_MAX = 2000  #: events of one delivery: all of them must be stored while its sender waits
 RESERVED = ("correction:", "read:")  #: how ids of events begin that we make ourselves
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,0 +1,27 @@
+"""Putting what is beyond use into quarantine: the one thing that the receiver writes itself."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from reconciler.database import prepare_transaction, transact
+from reconciler.ledger import quarantine
+from reconciler.receiver.envelope import Malformed
+
+Keep = Callable[[Sequence[Malformed]], Awaitable[None]]
+
+
+def keeper(engine: AsyncEngine) -> Keep:
+    """Return what keeps malformed events of one delivery, all or none; it decides the commit."""
+
+    async def keep(malformed: Sequence[Malformed]) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await prepare_transaction(connection)
+            for each in sorted(malformed, key=lambda one: one.raw):  # two deliveries, one order
+                await quarantine.keep(
+                    connection, each.sender, each.raw, each.headers, each.fault, each.event_id
+                )
+
+        await transact(engine, work)
+
+    return keep
