@@ -20,8 +20,19 @@ HEADER_VALUE = re.compile(r"[!-~]([\t -~]*[!-~])?")
 PATH = re.compile(r"/(?!/)(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2})*")
 
 RESERVED_HEADERS = frozenset(
-    "host authorization proxy-authorization content-length transfer-encoding connection"
-    " keep-alive te trailer upgrade expect".split()
+    [
+        "host",
+        "authorization",
+        "proxy-authorization",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "upgrade",
+        "expect",
+    ]
 )  #: said by the destination, or by HTTP itself
 
 
@@ -35,7 +46,7 @@ def split_request(request: str) -> tuple[str, str]:
     method, _, path = request.partition(" ")
     if method not in METHODS:
         raise CallError(
-            f"{request!r} must be `METHOD /path`, like \"POST /v1/charges\";"
+            f'{request!r} must be `METHOD /path`, like "POST /v1/charges";'
             f" the methods are {', '.join(METHODS)}"
         )
     if not path.startswith("/") or path.startswith("//"):
@@ -47,9 +58,9 @@ def check_path(path: str) -> str:
     """Return *path* if it can stand in a request line as it is; CallError says why it cannot."""
     if not PATH.fullmatch(path):
         raise CallError("the path must begin with one / and be percent-encoded")
-    pieces = path.partition("?")[0].split("/")
-    if "." in pieces or ".." in pieces:
-        raise CallError("the path must not hold . or .. as a piece")
+    pieces = path.partition("?")[0].lower().replace("%2e", ".").split("/")
+    if {".", ".."} & set(pieces) or "" in pieces[1:-1]:
+        raise CallError("the path must not hold an empty piece, . or ..")
     return path
 
 
@@ -96,4 +107,4 @@ class Call:
 
 
 class CallError(ReconcilerError):
-    """This cannot be called; says what would be right."""
+    """A call that cannot be made; says what would be right."""

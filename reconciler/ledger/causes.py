@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from reconciler.expressions import BECOMES_NAMES, EFFECT_NAMES, CaseInsensitive
 from reconciler.ledger.event import Change, Event
 
-NAMES = frozenset(
-    "body headers sender event_id type occurred_at origin"
-    " kind key version state previous current change".split()
-)  #: what every expression of a reaction may use
-EFFECT_NAMES = NAMES | {"effect"}
-BECOMES_NAMES = frozenset({"state", "kind", "key", "sender"})  #: all that has a before and a now
+NAMES = EFFECT_NAMES - {"effect"}  #: what `apply` and handlers may use
 
-#: Names whose value depends on which path found a change out, or on what we happened to hold.
 PATH_NAMES = frozenset(
-    "event_id type occurred_at origin body headers previous current".split()
-)
+    {"event_id", "type", "occurred_at", "origin", "body", "headers", "previous", "current"}
+)  #: names whose value depends on who found a change out, or on what we happened to hold
 
 
 def names_for(cause: Cause) -> dict[str, Any]:
@@ -27,7 +22,7 @@ def names_for(cause: Cause) -> dict[str, Any]:
     event = cause.event
     return {
         "body": event.body,
-        "headers": event.headers,
+        "headers": CaseInsensitive(event.headers),
         "sender": event.sender,
         "event_id": event.event_id,
         "type": event.type,

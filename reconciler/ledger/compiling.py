@@ -8,6 +8,9 @@ from typing import ParamSpec, TypeVar
 
 from reconciler.errors import Problem, ReconcilerError
 from reconciler.expressions import (
+    BECOMES_NAMES,
+    EFFECT_NAMES,
+    ENVELOPE_NAMES,
     Expression,
     compile_expression,
     compile_json,
@@ -15,12 +18,12 @@ from reconciler.expressions import (
     compile_template,
 )
 from reconciler.ledger.calls import check_header_name, split_request
-from reconciler.ledger.causes import BECOMES_NAMES, EFFECT_NAMES, NAMES
+from reconciler.ledger.causes import NAMES
 from reconciler.ledger.effects import Effect, Target
-from reconciler.ledger.gates import Gate
+from reconciler.ledger.gates import Gate, Trigger
 from reconciler.ledger.handlers import Handle, Handler
 from reconciler.ledger.sql_text import read_statement
-from reconciler.ledger.triggers import Reacting, nearest, read_triggers
+from reconciler.ledger.triggers import Reacting, nearest, read_trigger
 from reconciler.ledger.user_sql import ApplyStep
 from reconciler.settings.models import ApplySettings, EffectSettings, Settings
 
@@ -74,17 +77,17 @@ def compile_effect(
     request = attempt("request", split_request, effect.request)
     path = request and attempt("request", compile_path, request[1], names=EFFECT_NAMES)
     for header in effect.headers:
-        attempt(
-            f"headers.{header}", check_header_name, header, key_header=target.key_header
-        )
+        attempt(f"headers.{header}", check_header_name, header, key_header=target.key_header)
     headers = {
         header: attempt(f"headers.{header}", compile_template, value, names=EFFECT_NAMES)
         for header, value in effect.headers.items()
     }
     json = attempt("json", compile_json, effect.json_, names=EFFECT_NAMES)
     said = effect.idempotency_key
-    key = said and attempt("idempotency_key", compile_template, said, names=EFFECT_NAMES)
-    if request is None or path is None or json is None or (said and not key):
+    key = None
+    if said is not None:
+        key = attempt("idempotency_key", compile_template, said, names=EFFECT_NAMES)
+    if request is None or path is None or json is None or (said and key is None):
         return None
     return Effect(
         name=name,
@@ -96,8 +99,8 @@ def compile_effect(
         path=path,
         headers={header: value for header, value in headers.items() if value is not None},
         json=None if effect.json_ is None else json,
-        key=key or None,
-        lasting=bool(key) and not key.names & {"version", "event_id"},
+        key=key,
+        lasting=key is not None and not key.names & {"version", "event_id"},
         max_age=effect.max_age,
     )
 
@@ -126,7 +129,9 @@ def compile_step(compiler: Compiler, step: ApplySettings, *, sender: str) -> App
     for name in sorted(set(statement.names) - set(params)):
         compiler.complain("params", f":{name} stands in the SQL and is not among the params")
     for name in sorted(set(params) - set(statement.names)):
-        compiler.complain(f"params.{name}", f"the SQL has no :{name}" + nearest(name, statement.names))
+        compiler.complain(
+            f"params.{name}", f"the SQL has no :{name}" + nearest(name, statement.names)
+        )
     return ApplyStep(
         where=compiler.key,
         gate=gate,
@@ -161,10 +166,14 @@ def compile_also_read(
             settings=settings, problems=problems, key=f"senders.{sender}.also_read[{number}]"
         )
         if read.kind not in resources:
-            compiler.complain("kind", f"{sender} has no kind {read.kind!r}" + nearest(read.kind, resources))
+            compiler.complain(
+                "kind", f"{sender} has no kind {read.kind!r}" + nearest(read.kind, resources)
+            )
         elif resources[read.kind].get is None:
             compiler.complain("kind", f"{sender}:{read.kind} has no `get` to be read with")
-        key = compiler.attempt("key", compile_expression, read.key, names=None)
+        key = compiler.attempt(
+            "key", compile_expression, read.key, names=ENVELOPE_NAMES, root="body"
+        )
         if key is not None:
             reads.append(AlsoRead(on=read.on, kind=read.kind, key=key))
     return tuple(reads)
@@ -196,9 +205,7 @@ class Compiler:
     problems: list[Problem]
     key: str
 
-    def attempt(
-        self, key: str, make: Callable[P, T], *args: P.args, **named: P.kwargs
-    ) -> T | None:
+    def attempt(self, key: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
         """Call *make*; what it refuses is a problem at *key*, below ours, and gives None."""
         try:
             return make(*args, **named)
@@ -209,13 +216,36 @@ class Compiler:
     def complain(self, key: str, message: str) -> None:
         self.problems.append(Problem(key=f"{self.key}.{key}", message=message))
 
+    def triggers(
+        self, word: str, globs: Sequence[str], *, sender: str | None
+    ) -> tuple[Trigger, ...]:
+        found = [
+            self.attempt(
+                f"{word}[{number}]",
+                read_trigger,
+                self.settings,
+                glob,
+                sender=sender,
+                kinds=word == "on_change",
+            )
+            for number, glob in enumerate(globs)
+        ]
+        return tuple(one for one in found if one is not None)
+
     def gate(self, reaction: Reacting, *, sender: str | None, names: frozenset[str]) -> Gate:
-        becomes, when = reaction.becomes, reaction.when
+        facts = self.triggers("on", reaction.on, sender=sender)
+        changes = self.triggers("on_change", reaction.on_change, sender=sender)
         return Gate(
-            facts=self.triggers("on", reaction.on, sender=sender),
-            changes=self.triggers("on_change", reaction.on_change, sender=sender),
-            becomes=becomes
-            and self.attempt("becomes", compile_expression, becomes, names=BECOMES_NAMES),
-            when=when and self.attempt("when", compile_expression, when, names=names),
+            facts=() if changes else facts,  # that both are said is a problem of its own
+            changes=changes,
+            becomes=self.condition("becomes", reaction.becomes, names=BECOMES_NAMES),
+            when=self.condition("when", reaction.when, names=names),
             if_stale=reaction.if_stale,
         )
+
+    def condition(
+        self, word: str, source: str | None, *, names: frozenset[str]
+    ) -> Expression | None:
+        if source is None:
+            return None
+        return self.attempt(word, compile_expression, source, names=names)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from outbox.entry import NewEntry, outgoing_key
 from reconciler.exact_json import NotJsonError
-from reconciler.expressions import ExpressionError, JsonTemplate, Template
+from reconciler.expressions import ExpressionError, JsonTemplate, PathTemplate, Template
 from reconciler.ledger.calls import Call, CallError, freeze
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.event import Event
@@ -44,9 +44,7 @@ def entry_for(
         call = call_of(effect, own)
     except UNUSABLE as error:
         return faulty(entry, str(error))
-    return replace(
-        entry, method=call.method, path=call.path, headers=call.headers, body=call.body
-    )
+    return replace(entry, method=call.method, path=call.path, headers=call.headers, body=call.body)
 
 
 def unjudged(
@@ -140,7 +138,7 @@ class Effect:
     destination: Target
     idempotent: bool
     method: str
-    path: Template
+    path: PathTemplate
     headers: Mapping[str, Template]
     json: JsonTemplate | None
     key: Template | None  #: None: the usual key

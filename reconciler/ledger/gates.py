@@ -45,7 +45,7 @@ class Gate:
         ExpressionError where `becomes` or `when` come to neither true nor false.
         """
         if cause.stale and self.if_stale != "count":
-            return "the event is not newer than what we hold, and if_stale is not \"count\""
+            return 'the event is not newer than what we hold, and if_stale is not "count"'
         if self.becomes is not None and (refusal := self._did_not_become(cause, names)):
             return refusal
         if self.when is not None and not self.when.truth(names):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 
-TOKEN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
+PIECE = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 
 
 def matches(globs: Iterable[str], text: str) -> bool:
@@ -35,21 +35,21 @@ def can_meet(one: str, other: str) -> bool:
     >>> can_meet("order.*", "orders.*")
     False
     """
-    left, right = TOKEN.findall(one), TOKEN.findall(other)
-    # reach[j]: what stands before `token` in left and right[:j] can match one text; O(n * m)
-    reach = [all(token == "*" for token in right[:j]) for j in range(len(right) + 1)]
-    for token in left:
-        row = [reach[0] and token == "*"]
+    left, right = PIECE.findall(one), PIECE.findall(other)
+    # reach[j]: what stands before `piece` in left and right[:j] can match one text; O(n * m)
+    reach = [all(piece == "*" for piece in right[:j]) for j in range(len(right) + 1)]
+    for piece in left:
+        row = [reach[0] and piece == "*"]
         for j, against in enumerate(right):
-            if "*" in (token, against):  # a star matches nothing, or swallows the other token
+            if "*" in (piece, against):  # a star matches nothing, or swallows the other piece
                 row.append(row[j] or reach[j + 1])
             else:
-                row.append(reach[j] and share_a_character(token, against))
+                row.append(reach[j] and share_a_character(piece, against))
         reach = row
     return reach[-1]
 
 
 def share_a_character(one: str, other: str) -> bool:
-    """Whether two tokens that each match one character (`a`, `?`, `[a-z]`) can match the same."""
+    """Whether two pieces that each match one character (`a`, `?`, `[a-z]`) can match the same."""
     candidates = set(string.printable) | set(one) | set(other)
     return any(fnmatchcase(each, one) and fnmatchcase(each, other) for each in candidates)

@@ -25,7 +25,7 @@ Handle = Callable[[Event, "Transaction"], Awaitable[None]]
 Written = TypeVar("Written", bound=Handle)
 
 
-def handler(
+def handler(  # noqa: PLR0913 - the words of the configuration
     sender: str,
     *,
     on: Globs = (),
@@ -47,7 +47,8 @@ def handler(
         raise TypeError("@handler takes either on= (event types) or on_change= (kinds)")
 
     def mark(function: Written) -> Written:
-        if not inspect.iscoroutinefunction(function):
+        is_async = inspect.iscoroutinefunction(function)
+        if not is_async:
             raise TypeError(f"@handler: {function!r} must be an `async def`")
         marked = Handler(
             sender=sender,
@@ -133,7 +134,7 @@ class Handler:
     @property
     def where(self) -> str:
         """How messages name it: `handlers.shop_rules.record_refund`."""
-        return f"handlers.{self.function.__module__}.{self.function.__qualname__}"  # type: ignore[attr-defined]
+        return f"handlers.{self.function.__module__}.{self.function.__qualname__}"
 
 
 class Execute(Protocol):
@@ -141,7 +142,7 @@ class Execute(Protocol):
 
 
 class Send(Protocol):
-    def __call__(
+    def __call__(  # noqa: PLR0913 - what a call consists of
         self,
         *,
         destination: str,
@@ -180,7 +181,7 @@ class Transaction:
         self._require_open()
         return await self._execute(statement, params)
 
-    async def send(
+    async def send(  # noqa: PLR0913 - what a call consists of
         self,
         destination: str,
         request: str,

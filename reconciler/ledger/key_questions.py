@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from reconciler.errors import Problem
 from reconciler.ledger.causes import PATH_NAMES
@@ -45,7 +46,7 @@ def unlike_on_paths(settings: Settings, effect: Effect, one: Keyed) -> Iterator[
     for sender, kind in sorted(one.sources):
         if is_observed(settings.senders[sender].resources[kind]):
             yield (
-                f"{sender}:{kind} has no versions of the sender's (kind = \"observed\"), so the usual"
+                f'{sender}:{kind} has no version of its own (kind = "observed"), so the usual'
                 " key would name the moment of our read, which differs from path to path; say what"
                 f' tells two calls apart, like "{effect.name}:{{{{ key }}}}" for what happens once'
                 " in a resource's life"
@@ -53,7 +54,7 @@ def unlike_on_paths(settings: Settings, effect: Effect, one: Keyed) -> Iterator[
 
 
 def keyed_of(settings: Settings, effect: Effect) -> Keyed:
-    what = "change" if effect.gate.changes else "fact"
+    what: Literal["fact", "change"] = "change" if effect.gate.changes else "fact"
     return Keyed(
         name=effect.name,
         destination=effect.destination.name,

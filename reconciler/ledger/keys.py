@@ -13,6 +13,8 @@ from reconciler.ledger.causes import Cause
 from reconciler.ledger.event import Change
 from reconciler.ledger.globs import can_meet
 
+Source = tuple[str, str]  #: (sender, type glob) of a fact, (sender, kind) of a change
+
 USUAL = {
     "fact": "{{ event_id }}",
     "change": "{{ sender }}:{{ kind }}:{{ key }}:{{ version }}:{{ effect }}",
@@ -63,12 +65,12 @@ def meetings(effects: Sequence[Keyed]) -> Iterator[tuple[Keyed, str]]:
             yield one, told
     for one, other in combinations(effects, 2):
         if one.destination == other.destination and could_share(one, other):
-            yield (
-                other,
+            message = (
                 f'the key "{other.template}" could be that of effects.{one.name} too, at the same'
                 f" destination {other.destination!r}, which would take the second call for a"
-                f' repetition of the first; set idempotency_key = "{distinct(other)}" or the like',
+                f' repetition of the first; set idempotency_key = "{distinct(other)}" or the like'
             )
+            yield other, message
 
 
 def meets_itself(one: Keyed) -> str | None:
@@ -95,23 +97,24 @@ def could_share(one: Keyed, other: Keyed) -> bool:
     if normal(one.template) != normal(other.template) or "effect" in one.named:
         return False
     return any(
-        sources_share(one, other, sender, about, other_sender, other_about)
-        for (sender, about), (other_sender, other_about) in product(one.sources, other.sources)
+        not are_told_apart(one, other, first, second)
+        for first, second in product(one.sources, other.sources)
     )
 
 
-def sources_share(  # noqa: PLR0913 - two sources, taken apart
-    one: Keyed, other: Keyed, sender: str, about: str, other_sender: str, other_about: str
-) -> bool:
+def are_told_apart(one: Keyed, other: Keyed, first: Source, second: Source) -> bool:
+    """Tell whether the key of both always differs between a cause of *first* and of *second*."""
+    (sender, about), (other_sender, other_about) = first, second
     named = one.named  # the templates are equal, so their names are
     if sender != other_sender and "sender" in named:
-        return False
-    if one.what != other.what:
         return True
+    if one.what != other.what:
+        return False
     if one.what == "change":
-        return about == other_about or "kind" not in named
-    tells_types = "type" in named or ("event_id" in named and sender == other_sender)
-    return not tells_types or can_meet(about, other_about)
+        return about != other_about and "kind" in named
+    # one event has one type, and one id stands for one event of its sender
+    by_type = "type" in named or ("event_id" in named and sender == other_sender)
+    return by_type and not can_meet(about, other_about)
 
 
 def distinct(one: Keyed) -> str:
@@ -131,4 +134,6 @@ class Keyed:
     what: Literal["fact", "change"]
     template: str
     named: frozenset[str]  #: the names that the template uses
-    sources: frozenset[tuple[str, str]]  #: (sender, type glob) of a fact, (sender, kind) of a change
+    sources: frozenset[
+        tuple[str, str]
+    ]  #: (sender, type glob) of a fact, (sender, kind) of a change

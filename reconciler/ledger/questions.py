@@ -55,10 +55,12 @@ def fact_or_change(asked: Asked) -> Iterator[Problem]:
             " state, whoever found out)"
         )
         yield Problem(key=asked.key, message=message + ("; not both" if reaction.on else ""))
-    if reaction.on and reaction.becomes is not None:
-        message = "`becomes` compares with what was held before, which only `on_change` has; use `when`"
+    if not reaction.on_change and reaction.becomes is not None:
+        message = (
+            "`becomes` compares with what was held before, which only `on_change` has; use `when`"
+        )
         yield Problem(key=f"{asked.key}.becomes", message=message)
-    if reaction.on_change and reaction.if_stale is not None:
+    if not reaction.on and reaction.if_stale is not None:
         message = "`if_stale` is about facts (`on`); a change is always newer"
         yield Problem(key=f"{asked.key}.if_stale", message=message)
 
@@ -74,7 +76,7 @@ def unsaid_if_stale(settings: Settings, asked: Asked) -> Iterator[Problem]:
             if any(can_meet(glob, other) for other in about(resource)):
                 yield Problem(
                     key=f"{asked.key}.if_stale",
-                    message=f'{glob!r} are events about {sender}:{kind}, which has versions, so one'
+                    message=f"{glob!r} are events about {sender}:{kind}, which has versions, so one"
                     ' may arrive after a newer one has been applied. Say if_stale = "count" (it'
                     ' happened, so it still counts) or if_stale = "skip" (what is overtaken does'
                     " not). What must happen when something has become true belongs under"

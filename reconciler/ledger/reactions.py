@@ -53,9 +53,7 @@ async def react(
             explain.append(told)
         names = names_for(cause)
         await run_apply(connection, reaction.applies, cause, names, told=told)
-        sending = Sending(
-            cause=cause, targets=rules.targets, configured=rules.effects, asked=asked
-        )
+        sending = Sending(cause=cause, targets=rules.targets, configured=rules.effects, asked=asked)
         await run_handlers(connection, reaction, cause, names, sending=sending, told=told)
         owed: list[NewEntry] = []
         for effect in reaction.effects:
@@ -93,7 +91,7 @@ async def run_apply(
                 continue
             values = step.values(names)
             rows = await step.run(connection, values)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's step may raise anything
             raise_unless_passing(error, where=step.where, event=cause.event)
         told.ran.append(Ran(where=step.where, values=values, rows=rows, expected=step.expect_rows))
         if step.expect_rows is not None and rows < step.expect_rows:
@@ -107,7 +105,7 @@ async def run_apply(
             )
 
 
-async def run_handlers(
+async def run_handlers(  # noqa: PLR0913 - the transaction's whole surroundings
     connection: AsyncConnection,
     reactions: Reactions,
     cause: Cause,
@@ -123,7 +121,7 @@ async def run_handlers(
                 told.passed.append(Passed(where=step.where, reason=refusal))
                 continue
             await step.function(cause.event, transaction)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's step may raise anything
             raise_unless_passing(error, where=step.where, event=cause.event)
         finally:
             transaction.close()

@@ -1,4 +1,4 @@
-"""What the configuration asks of the ledger, compiled: kinds, facts, changes and their reactions."""
+"""What the configuration asks of the ledger, compiled: kinds, and what reacts to them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from reconciler.ledger.compiling import (
 )
 from reconciler.ledger.effects import Effect, Target
 from reconciler.ledger.event import Event
+from reconciler.ledger.field_questions import field_questions
 from reconciler.ledger.globs import matches
 from reconciler.ledger.handlers import Handler
 from reconciler.ledger.key_questions import key_questions
@@ -53,6 +54,8 @@ def compile_rules(
     also_reads = {name: compile_also_read(settings, name, problems) for name in settings.senders}
     problems += questions(settings, handlers)
     problems += key_questions(settings, effects)
+    every_step = [step for of_sender in applies.values() for step in of_sender]
+    problems += field_questions(settings, effects, every_step, steps)
     if problems:
         raise ConfigError(problems=problems)
     senders = {

@@ -108,7 +108,7 @@ class Sending:
         if not NAME.fullmatch(effect):
             raise CallError(f"effect={effect!r}: a name is {NAME.pattern}")
         if effect in self.configured:
-            raise CallError(f"effect={effect!r} is configured as effects.{effect}: take another name")
+            raise CallError(f"effect={effect!r}: effects.{effect} is configured; take another name")
         event = self.cause.event
         if (event.sender, event.event_id, effect) in self.asked:
             raise CallError(f"effect={effect!r} is asked for twice by one event: name each call")

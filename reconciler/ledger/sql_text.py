@@ -135,4 +135,4 @@ class Statement:
 
 
 class SqlTextError(ReconcilerError):
-    """This text cannot be run as one statement; says why."""
+    """A text that cannot be run as one statement; says why."""

@@ -6,38 +6,19 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Literal, Protocol
 
-from reconciler.errors import Problem
+from reconciler.errors import ReconcilerError
 from reconciler.ledger.gates import Gate, Trigger
 from reconciler.ledger.globs import matches
 from reconciler.settings.models import Settings
 
 
-def read_triggers(
-    settings: Settings,
-    globs: Sequence[str],
-    *,
-    sender: str | None,
-    kinds: bool,
-    key: str,
-    problems: list[Problem],
-) -> tuple[Trigger, ...]:
-    """
-    Read the globs of one `on` or, with *kinds*, `on_change`.
-
-    *sender* is a glob over senders where it is said once for all; else each of *globs* is
-    `sender:glob`. What matches nothing known is a problem at *key*.
-    """
-    triggers = []
-    for number, text in enumerate(globs):
-        place = f"{key}[{number}]"
-        try:
-            triggers.append(read_trigger(settings, text, sender=sender, kinds=kinds))
-        except UnknownError as error:
-            problems.append(Problem(key=place, message=str(error)))
-    return tuple(triggers)
-
-
 def read_trigger(settings: Settings, text: str, *, sender: str | None, kinds: bool) -> Trigger:
+    """
+    Read one glob of `on` or, with *kinds*, of `on_change`.
+
+    *sender* is a glob over senders where it is said once for all; else *text* is `sender:glob`.
+    Raises UnknownError for what matches nothing known.
+    """
     said, glob = (sender, text) if sender is not None else split(text, kinds=kinds)
     senders = frozenset(name for name in settings.senders if matches([said], name))
     if not senders:
@@ -95,5 +76,5 @@ class Reacting(Protocol):
     def if_stale(self) -> Literal["count", "skip"] | None: ...
 
 
-class UnknownError(Exception):
+class UnknownError(ReconcilerError):
     """A name that is not in the configuration; says which is near."""

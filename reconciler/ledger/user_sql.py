@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
@@ -18,8 +18,11 @@ from reconciler.expressions import Expression
 from reconciler.ledger.gates import Gate
 from reconciler.ledger.sql_text import Statement
 
+if TYPE_CHECKING:  # the rules are made of what stands here
+    from reconciler.ledger.rules import Rules
 
-async def verify(engine: AsyncEngine, steps: Sequence[ApplyStep]) -> list[Problem]:
+
+async def verify(engine: AsyncEngine, rules: Rules) -> list[Problem]:
     """
     Have PostgreSQL plan every statement, on the search path that it will run on; run none.
 
@@ -27,8 +30,9 @@ async def verify(engine: AsyncEngine, steps: Sequence[ApplyStep]) -> list[Proble
     Raises what the connection raises when the database is away.
     """
     problems: list[Problem] = []
+    steps = [step for sender in rules.senders.values() for step in sender.applies]
     async with engine.connect() as connection, connection.begin() as transaction:
-        await prepare_transaction(connection)
+        await prepare_transaction(connection, search_path=rules.search_path)
         for number, step in enumerate(steps):
             try:
                 async with connection.begin_nested():
