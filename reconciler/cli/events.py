@@ -1,0 +1,106 @@
+"""`reconciler events`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reconciler.cli.shared import (
+    config_option,
+    emit,
+    json_option,
+    plain,
+    printable,
+    reports_errors,
+    run,
+    table,
+)
+
+COLUMNS = ("processed_at", "sender", "event_id", "event_type", "kind", "key", "version", "outcome")
+KEPT = ("last_seen_at", "sender", "event_id", "failures", "fault", "id")
+
+
+@click.group("events")
+def command() -> None:
+    """
+    List and show events.
+
+    \b
+    Example:
+      reconciler events list --sender shop --outcome stale
+      reconciler events show shop evt_9
+    """
+
+
+@command.command("list")
+@click.option("--sender", help="Only of this sender.")
+@click.option("--outcome", help="Only with this outcome; `quarantined` lists what quarantine keeps.")
+@click.option("--kind", help="Only about this kind.")
+@click.option("--key", help="Only about this resource.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--after", help="The `next` of an earlier page.")
+@config_option
+@json_option
+@reports_errors
+def list_(
+    *, config: Path | None, as_json: bool, limit: int, after: str | None, **equal: str | None
+) -> None:
+    """
+    List events, the latest first.
+
+    \b
+    Example:
+      reconciler events list --outcome quarantined
+    """
+    narrowed = {name: value for name, value in equal.items() if value is not None}
+    found = run(listed(config, equal=narrowed, limit=limit, after=after))
+    if as_json:
+        emit(found)
+        return
+    columns = KEPT if narrowed.get("outcome") == "quarantined" else COLUMNS
+    table([tuple(item.get(name) for name in columns) for item in found["items"]], head=columns)
+    if found["next"]:
+        click.echo(f"more: --after '{found['next']}'", err=True)
+
+
+@command.command("show")
+@click.argument("sender")
+@click.argument("event_id")
+@config_option
+@json_option
+@reports_errors
+def show(*, sender: str, event_id: str, config: Path | None, as_json: bool) -> None:
+    """
+    Show one event: its bytes, what it came to, what it asked for.
+
+    \b
+    Example:
+      reconciler events show shop evt_9 --json
+    """
+    found = run(shown(config, sender=sender, event_id=event_id))
+    if as_json:
+        emit(found)
+        return
+    for name, value in plain(found).items():
+        if name != "outbox":
+            click.echo(f"{name:<14} {printable(value)}")
+    for entry in plain(found)["outbox"]:
+        click.echo(f"asked for      {entry['effect']} at {entry['destination']}: {entry['state']}")
+
+
+async def listed(config: Path | None, **wanted: Any) -> dict[str, Any]:  # noqa: ANN401
+    from reconciler import settings
+    from reconciler.operations.opening import opened
+    from reconciler.operations.reading import list_events
+
+    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+        return await list_events(connection, **wanted)
+
+
+async def shown(config: Path | None, *, sender: str, event_id: str) -> dict[str, Any]:
+    from reconciler import settings
+    from reconciler.operations.opening import opened
+    from reconciler.operations.reading import show_event
+
+    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+        return await show_event(connection, sender, event_id)

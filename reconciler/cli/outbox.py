@@ -1,0 +1,117 @@
+"""`reconciler outbox`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reconciler.cli.shared import (
+    config_option,
+    emit,
+    json_option,
+    plain,
+    printable,
+    reports_errors,
+    run,
+    table,
+)
+
+COLUMNS = ("created_at", "id", "effect", "destination", "key", "state", "attempts", "last_error")
+STATES = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
+
+
+@click.group("outbox")
+def command() -> None:
+    """
+    List and show outbox entries.
+
+    \b
+    Example:
+      reconciler outbox list --state uncertain
+      reconciler outbox show 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10
+    """
+
+
+@command.command("list")
+@click.option("--state", type=click.Choice(STATES), help="Only in this state.")
+@click.option("--destination", help="Only to this destination.")
+@click.option("--effect", help="Only of this effect.")
+@click.option("--sender", help="Only caused by this sender.")
+@click.option("--kind", help="Only about this kind.")
+@click.option("--key", help="Only about this resource.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--after", help="The `next` of an earlier page.")
+@config_option
+@json_option
+@reports_errors
+def list_(
+    *,
+    config: Path | None,
+    as_json: bool,
+    state: str | None,
+    limit: int,
+    after: str | None,
+    **about: str | None,
+) -> None:
+    """
+    List entries, newest first.
+
+    \b
+    Example:
+      reconciler outbox list --destination payments --state dead --json
+    """
+    narrowed = {name: value for name, value in about.items() if value is not None}
+    found = run(listed(config, state=state, about=narrowed, limit=limit, after=after))
+    if as_json:
+        emit(found)
+        return
+    table([tuple(item[name] for name in COLUMNS) for item in found["items"]], head=COLUMNS)
+    if found["next"]:
+        click.echo(f"more: --after {found['next']}", err=True)
+
+
+@command.command("show")
+@click.argument("entry_id")
+@config_option
+@json_option
+@reports_errors
+def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
+    """
+    Show one entry: its frozen request, its key and every attempt.
+
+    \b
+    Example:
+      reconciler outbox show 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10 --json
+    """
+    found = run(shown(config, entry_id))
+    if as_json:
+        emit(found)
+        return
+    whole = plain(found)
+    for name, value in whole.items():
+        if name != "attempts":
+            click.echo(f"{name:<18} {printable(value)}")
+    head = ("attempt", "started_at", "finished_at", "verdict", "status", "error")
+    click.echo()
+    table([tuple(attempt[name] for name in head) for attempt in whole["attempts"]], head=head)
+
+
+async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:  # noqa: ANN401
+    from outbox.entry import State
+    from reconciler import settings
+    from reconciler.operations.opening import opened
+    from reconciler.operations.reading import list_outbox
+
+    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+        return await list_outbox(connection, state=State(state) if state else None, **wanted)
+
+
+async def shown(config: Path | None, entry_id: str) -> dict[str, Any]:
+    from reconciler import settings
+    from reconciler.operations.opening import opened
+    from reconciler.operations.reading import entry_id as as_id
+    from reconciler.operations.reading import show_outbox
+
+    wanted = as_id(entry_id)
+    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+        return await show_outbox(connection, wanted)

@@ -1,0 +1,80 @@
+"""`reconciler status`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reconciler.cli.shared import (
+    config_option,
+    emit,
+    json_option,
+    plain,
+    reports_errors,
+    run,
+    table,
+)
+
+
+@click.command("status")
+@config_option
+@json_option
+@reports_errors
+def command(*, config: Path | None, as_json: bool) -> None:
+    """
+    Show what stands, what waits and what failed.
+
+    \b
+    Example:
+      reconciler status
+      reconciler status --json
+    """
+    found = run(looked(config))
+    if as_json:
+        emit(found)
+    else:
+        show(plain(found))
+
+
+async def looked(config: Path | None) -> dict[str, Any]:
+    from reconciler.operations.assembly import assemble
+    from reconciler.operations.opening import opened
+    from reconciler.operations.status import status
+
+    assembly = assemble(config)
+    async with opened(assembly.loaded) as database:
+        return await status(database.engine, assembly, url=database.url)
+
+
+def show(found: dict[str, Any]) -> None:
+    database = found["database"]
+    click.echo(f"database   {database['url']}")
+    click.echo(f"           PostgreSQL {database['server_version']}, "
+               f"migration {database['migration']}\n")
+    kinds = [
+        (
+            name,
+            kind,
+            facts["baseline_completed_at"] or "in baseline",
+            facts["last_completed_at"] or "never",
+            facts["watermark"] or "",
+            facts["last_error"] or "",
+        )
+        for name, sender in found["senders"].items()
+        for kind, facts in sender["kinds"].items()
+    ]
+    if kinds:
+        head = ("sender", "kind", "baseline", "last scan", "watermark", "last error")
+        table(kinds, head=head)
+        click.echo()
+    senders = [
+        (name, sender["last_delivery_at"] or "never", sender["quarantined"])
+        for name, sender in found["senders"].items()
+    ]
+    table(senders, head=("sender", "last delivery", "quarantined"))
+    click.echo()
+    outbox = found["outbox"]
+    states = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
+    table([tuple(outbox[state] for state in states)], head=states)
+    if outbox["oldest_due_at"]:
+        click.echo(f"\noldest due since {outbox['oldest_due_at']}")

@@ -1,0 +1,82 @@
+"""`reconciler try`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reconciler.cli.shared import config_option, emit, json_option, plain, reports_errors, run
+
+
+@click.command("try")
+@click.argument("sender")
+@click.option("--body", type=click.File("rb"), required=True, help="The delivery; `-`: stdin.")
+@click.option("--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the delivery.")
+@config_option
+@json_option
+@reports_errors
+def command(
+    *, sender: str, body: Any, header: tuple[str, ...], config: Path | None, as_json: bool
+) -> None:
+    """
+    Run a sample delivery of SENDER through the real transaction, and roll it back.
+
+    Shows its outcome, the state, your statements, and each effect with yes or no and why. The
+    signature is not asked for.
+
+    \b
+    Example:
+      reconciler try shop --body sample.json
+    """
+    headers = dict(parsed(one) for one in header)
+    found = run(tried(config, sender=sender, raw=body.read(), headers=headers))
+    if as_json:
+        emit(found)
+        return
+    for item in plain(found["items"]):
+        show(item)
+    click.echo("rolled back: nothing was kept")
+
+
+def parsed(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise click.UsageError(f"--header {text!r} is not 'NAME: VALUE'")
+    return name.strip(), value.strip()
+
+
+async def tried(
+    config: Path | None, *, sender: str, raw: bytes, headers: dict[str, str]
+) -> dict[str, Any]:
+    from reconciler.operations.assembly import assemble
+    from reconciler.operations.opening import give_birthdays, opened
+    from reconciler.operations.trying import attempt
+
+    assembly = assemble(config)
+    async with opened(assembly.loaded) as database:
+        await give_birthdays(database.engine, assembly.kinds)
+        return await attempt(
+            database.engine, assembly, sender=sender, raw=raw, headers=headers
+        )
+
+
+def show(item: dict[str, Any]) -> None:
+    click.echo(f"{item['event_id']}  {item.get('type', '')}  {item['outcome']}")
+    if item.get("fault"):
+        click.echo(f"  fault     {item['fault']}")
+    if item.get("kind"):
+        click.echo(f"  resource  {item['kind']} {item['key']} at version {item['version']}")
+    if item.get("change"):
+        click.echo(f"  {item['change']:<9} {item['previous']} -> {item['state']}")
+    for step in item.get("steps", ()):
+        what = f"ran, {step['rows']} rows" if step["ran"] else f"no: {step['reason']}"
+        click.echo(f"  {step['where']}  {what}")
+    for effect in item.get("effects", ()):
+        if not effect["asked"]:
+            click.echo(f"  {effect['effect']}  no: {effect['reason']}")
+            continue
+        why = f" ({effect['reason']})" if effect["reason"] else ""
+        click.echo(f"  {effect['effect']}  yes: {effect['state']}{why}")
+        click.echo(f"    {effect['method']} {effect['path']} at {effect['destination']}")
+        click.echo(f"    key  {effect['idempotency_key']}")
+        click.echo(f"    body {effect['body']}")

@@ -1,0 +1,114 @@
+"""The composition root: every part in one group, started together and stopped together."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import structlog
+
+from reconciler import embedded, http_server, migrate
+from reconciler.daemon_parts import Parts
+from reconciler.database import connect
+from reconciler.errors import ConfigError
+from reconciler.lifecycle import on_signal, until_told
+from reconciler.operations.assembly import Assembly, assemble
+from reconciler.operations.opening import uses_private
+from reconciler.settings import Loaded
+from reconciler.systemd import notify
+
+log = structlog.get_logger()
+
+SLACK = timedelta(seconds=5)  #: beyond `server.drain`, for what was cancelled to clean up
+
+
+def main(loaded: Loaded, *, roles: Sequence[str]) -> None:
+    """
+    Run until SIGTERM or SIGINT, then drain; a second signal drops what is left.
+
+    Raises what a part raised: systemd starts us afresh, which beats limping on without, say,
+    a relay.
+    """
+    assembly = assemble(loaded.path)
+    private = (
+        embedded.start(embedded.state_directory(loaded.settings))
+        if uses_private(loaded)
+        else None
+    )
+    try:
+        with contextlib.ExitStack() as listening:
+            webhooks = listening.enter_context(bound("listen", loaded, needed="receiver" in roles))
+            admin = listening.enter_context(bound("admin_listen", loaded))
+            asyncio.run(
+                serve(assembly, roles=roles, private=private, webhooks=webhooks, admin=admin)
+            )
+    finally:
+        if private is not None:
+            private.stop()
+    log.info("daemon.stopped")
+
+
+@contextlib.contextmanager
+def bound(key: str, loaded: Loaded, *, needed: bool = True):  # type: ignore[no-untyped-def]
+    """A listening socket for `server.<key>`; None where the role does not need one."""
+    if not needed:
+        yield None
+        return
+    address = getattr(loaded.settings.server, key)
+    try:
+        listener = http_server.bind(address)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"server.{key} = {address!r} cannot be listened on: {error}") from error
+    with listener:
+        yield listener
+
+
+async def serve(
+    assembly: Assembly,
+    *,
+    roles: Sequence[str],
+    private: embedded.Embedded | None,
+    webhooks: socket.socket | None,
+    admin: socket.socket,
+) -> None:
+    """Run every part that *roles* ask for, until a signal; then drain within a deadline."""
+    settings = assembly.loaded.settings
+    url = private.url if private is not None else None
+    engine = await connect(settings, assembly.loaded.secrets, url=url)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    main_task = asyncio.current_task()
+    assert main_task is not None
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, stop, main_task)
+    try:
+        if private is not None:
+            await migrate.upgrade(engine)
+        parts = Parts(assembly=assembly, engine=engine, roles=roles, private=private)
+        await parts.first_look()
+        async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as running:
+            for name, part in parts.of(webhooks=webhooks, admin=admin).items():
+                running.create_task(until_told(name, part, stop), name=name)
+            await stop.wait()
+            log.info("daemon.draining", seconds=settings.server.drain.total_seconds())
+            notify("STOPPING=1")
+            deadline.reschedule(loop.time() + (settings.server.drain + SLACK).total_seconds())
+    except TimeoutError:
+        log.warning("daemon.drain_ended", reason="what was left comes back by its lease")
+    except BaseExceptionGroup as group:
+        raise first_of(group) from group
+    finally:
+        for api in assembly.apis.values():
+            await api.aclose()
+        for destination in assembly.destinations.values():
+            await destination.channel.close()
+        await engine.dispose()
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended the daemon: a named one of ours before others."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            return first_of(error)
+    return group.exceptions[0]

@@ -1,0 +1,319 @@
+"""The daemon's parts, each a coroutine that runs until it is told to stop."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from outbox import relay
+from outbox.backoff import Backoff
+from outbox.calling import Attempted
+from reconciler import embedded, faults, http_server, migrate
+from reconciler.database import check_durable, now
+from reconciler.errors import ConfigError, DatabaseAwayError
+from reconciler.ledger import baselines, quarantine, user_sql
+from reconciler.ledger.batch import Result
+from reconciler.ledger.commit import commit
+from reconciler.ledger.event import Event
+from reconciler.lifecycle import Part, Progress, pause
+from reconciler.operations.assembly import Assembly
+from reconciler.operations.status import figures
+from reconciler.polling import fetching, schedule
+from reconciler.polling.report import ScanReport
+from reconciler.receiver import server as receiver_server
+from reconciler.receiver.app import Answered, WebhookApp
+from reconciler.receiver.envelope import Malformed
+from reconciler.receiver.group_commit import GroupCommit
+from reconciler.systemd import notify
+from reconciler.transactions import transact
+from reconciler.web.app import admin_app
+from reconciler.web.metrics import Metrics
+
+log = structlog.get_logger()
+
+LOOK_EVERY = timedelta(seconds=1)  #: how often the database is asked whether P2 can be kept
+GAUGES_EVERY = timedelta(seconds=15)
+RETENTION_EVERY = timedelta(minutes=10)
+FIRST_LOOK = 4.0  #: seconds that a start waits for the database before it is ready without it
+LOOP_BOUND = timedelta(seconds=60)  #: a loop that has not moved for so long is stalled
+COMMIT_BOUND = timedelta(seconds=45)  #: beyond the group commit's own deadline
+ADMIN_DRAIN = timedelta(seconds=2)
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What the parts of one daemon share."""
+
+    assembly: Assembly
+    engine: AsyncEngine
+    roles: Sequence[str]
+    private: embedded.Embedded | None
+
+    progress: Progress = field(default_factory=Progress)
+    prepared: asyncio.Event = field(default_factory=asyncio.Event)
+    due: asyncio.Event = field(default_factory=asyncio.Event)  #: hint: entries may be due
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)  #: hint: reads may be due
+    away: str | None = "the database has not been looked at yet"
+    listening: dict[str, str] = field(default_factory=dict)
+    in_baseline: list[str] = field(default_factory=list)
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(
+            senders=tuple(self.assembly.rules.senders),
+            destinations=tuple(self.assembly.destinations),
+        )
+
+    def of(self, *, webhooks: socket.socket | None, admin: socket.socket) -> Mapping[str, Part]:
+        """The parts that our roles ask for, by name."""
+        parts: dict[str, Part] = {
+            "database": self.watch_database,
+            "admin": partial(self.serve_admin, admin),
+            "gauges": self.refresh_gauges,
+        }
+        if self.private is not None:
+            parts["private-postgresql"] = self.private.supervise
+        if webhooks is not None:
+            parts["receiver"] = partial(self.receive, webhooks)
+        if "relay" in self.roles:
+            parts["relay"] = self.run_relay
+        if "reconciler" in self.roles:
+            parts |= {"scans": self.scan, "reads": self.read, "retention": self.forget}
+        return parts
+
+    async def first_look(self) -> None:
+        """
+        Prepare the database if it is within reach; an outage is no reason not to start.
+
+        Raises ConfigError where it is there but cannot be used: no restart would help.
+        """
+        try:
+            async with asyncio.timeout(FIRST_LOOK):
+                await self.prepare()
+        except (DatabaseAwayError, TimeoutError) as error:
+            log.warning("daemon.database_away", reason=str(error) or "no answer")
+
+    async def prepare(self) -> None:
+        """Check what we rely on, and give every kind its birthday."""
+        await migrate.require_current(self.engine)
+        await check_durable(self.engine)
+        problems = await user_sql.verify(self.engine, self.assembly.rules.applies)
+        if problems:
+            raise ConfigError(problems=self.assembly.loaded.place(problems))
+        born = await transact(self.engine, self.be_born)
+        self.in_baseline = [
+            f"{sender} {kind}"
+            for (sender, kind), baseline in born.items()
+            if baseline.completed_at is None
+            and (sender, kind) in self.assembly.sources
+            and self.assembly.sources[sender, kind].listing is not None
+        ]
+        self.away = None
+        self.prepared.set()
+
+    async def be_born(
+        self, connection: AsyncConnection
+    ) -> dict[tuple[str, str], baselines.Baseline]:
+        await baselines.register(connection, self.assembly.kinds)
+        return await baselines.states(connection)
+
+    async def watch_database(self, stop: asyncio.Event) -> None:
+        """Ask once a second whether P2 can be kept now: `/readyz` answers from here."""
+        beat = self.progress.loop("database", bound=LOOP_BOUND)
+        while not stop.is_set():
+            try:
+                async with asyncio.timeout(FIRST_LOOK):
+                    if self.prepared.is_set():
+                        await check_durable(self.engine)
+                        await migrate.require_current(self.engine)
+                        self.away = None
+                    else:
+                        await self.prepare()
+            except (DatabaseAwayError, TimeoutError) as error:
+                if self.away is None:
+                    log.warning("daemon.database_away", reason=str(error) or "no answer")
+                self.away = str(error) or "the database does not answer"
+            except ConfigError as error:
+                if not self.prepared.is_set():
+                    raise
+                self.away = str(error)
+            notify("WATCHDOG=1" if not self.progress.stalled() else "STATUS=stalled")
+            beat()
+            await pause(stop, LOOK_EVERY)
+
+    async def serve_admin(self, listener: socket.socket, stop: asyncio.Event) -> None:
+        async def ready() -> str | None:
+            return "stopping" if stop.is_set() else self.away
+
+        app = admin_app(progress=self.progress, metrics=self.metrics, ready=ready)
+        await http_server.run(
+            app,
+            listener,
+            limits=http_server.Limits(drain=ADMIN_DRAIN),
+            stop=stop,
+            ready=lambda url: self.listens("admin", url),
+        )
+
+    async def receive(self, listener: socket.socket, stop: asyncio.Event) -> None:
+        """Webhooks in, until we stop; then those under way are answered."""
+        settings = self.assembly.loaded.settings
+        committer = GroupCommit[Result](
+            commit=self.commit_events,
+            batch_max=settings.receiver.batch_max,
+            waiting_max=settings.receiver.waiting_max,
+            beat=self.progress.loop("receiver", bound=COMMIT_BOUND),
+        )
+        app = WebhookApp(
+            contracts=self.assembly.contracts,
+            committer=committer,
+            keep=self.keep,
+            settings=settings.receiver,
+            metrics=self.count_answer,
+        )
+        await receiver_server.run(
+            app,
+            listener,
+            drain=settings.server.drain,
+            stop=stop,
+            ready=lambda url: self.listens("webhooks", url),
+        )
+
+    async def commit_events(self, events: Sequence[Event]) -> Sequence[Result]:
+        self.need_database()
+        results = await commit(self.engine, self.assembly.rules, events)
+        self.hint(results)
+        return results
+
+    def need_database(self) -> None:
+        """Raises DatabaseAwayError until the database has been looked at once."""
+        if not self.prepared.is_set():
+            raise DatabaseAwayError("the database is not within reach yet")
+
+    def hint(self, results: Sequence[Result]) -> None:
+        """Wake the relay and the reads; polling alone would find the same, a little later."""
+        if any(result.effects for result in results):
+            self.due.set()
+        self.wanted.set()
+        for result in results:
+            self.metrics.events.labels(result.event.sender, result.outcome.value).inc()
+
+    async def keep(self, malformed: Sequence[Malformed]) -> None:
+        """Put what is beyond use into quarantine, all of one delivery at once."""
+        self.need_database()
+
+        async def work(connection: AsyncConnection) -> None:
+            for one in malformed:
+                await quarantine.keep(
+                    connection, one.sender, one.raw, one.headers, one.fault, event_id=one.event_id
+                )
+
+        await transact(self.engine, work)
+
+    async def run_relay(self, stop: asyncio.Event) -> None:
+        await self.once_prepared(stop)
+        settings = self.assembly.loaded.settings.relay
+        await relay.run(
+            self.engine,
+            self.assembly.destinations,
+            relay.Policy(
+                poll=settings.poll,
+                lease=settings.lease,
+                backoff=Backoff(base=settings.backoff_base, cap=settings.backoff_cap),
+            ),
+            hint=self.due,
+            stop=stop,
+            progress=self.progress.loop("relay", bound=LOOP_BOUND),
+            metrics=self.count_attempt,
+            point=faults.point,
+        )
+
+    async def scan(self, stop: asyncio.Event) -> None:
+        await self.once_prepared(stop)
+        await schedule.run(
+            self.engine,
+            self.assembly.rules,
+            self.assembly.sources,
+            self.assembly.apis,
+            settings=self.assembly.loaded.settings.polling,
+            stop=stop,
+            progress=self.progress.loop("scans", bound=LOOP_BOUND),
+            ended=self.count_scan,
+        )
+
+    async def read(self, stop: asyncio.Event) -> None:
+        await self.once_prepared(stop)
+        await fetching.run(
+            self.engine,
+            self.assembly.rules,
+            self.assembly.sources,
+            self.assembly.apis,
+            settings=self.assembly.loaded.settings.polling,
+            hint=self.wanted,
+            stop=stop,
+            progress=self.progress.loop("reads", bound=LOOP_BOUND),
+            found=self.hint,
+        )
+
+    async def forget(self, stop: asyncio.Event) -> None:
+        """Retention, a little at a time."""
+        await self.once_prepared(stop)
+
+    async def refresh_gauges(self, stop: asyncio.Event) -> None:
+        """One query every quarter of a minute, never inside a scrape."""
+        await self.once_prepared(stop)
+        beat = self.progress.loop("gauges", bound=2 * LOOP_BOUND)
+        while not stop.is_set():
+            try:
+                async with asyncio.timeout(LOOP_BOUND.total_seconds()):
+                    counts = await transact(
+                        self.engine, partial(figures, assembly=self.assembly)
+                    )
+                self.metrics.show(counts)
+            except (DatabaseAwayError, TimeoutError):
+                pass  # the database part says so, once
+            beat()
+            await pause(stop, GAUGES_EVERY)
+
+    async def once_prepared(self, stop: asyncio.Event) -> None:
+        """Wait for the database's first look, or for the stop."""
+        while not self.prepared.is_set() and not stop.is_set():
+            await pause(stop, timedelta(milliseconds=100))
+
+    def listens(self, name: str, url: str) -> None:
+        """Note one listener; the last of them makes us ready, once."""
+        self.listening[name] = url
+        expected = {"admin", "webhooks"} if "receiver" in self.roles else {"admin"}
+        if self.listening.keys() == expected:
+            log.info(
+                "daemon.ready",
+                webhooks=self.listening.get("webhooks"),
+                admin=self.listening["admin"],
+                roles=list(self.roles),
+                baseline=self.in_baseline,
+            )
+            notify("READY=1", "STATUS=serving")
+
+    def count_answer(self, answered: Answered) -> None:
+        self.metrics.answered(
+            sender=answered.sender,
+            answer=answered.reason or answered.outcome,
+            seconds=answered.seconds,
+        )
+
+    def count_attempt(self, attempted: Attempted) -> None:
+        labels = (attempted.destination, attempted.verdict.value)
+        self.metrics.attempts.labels(*labels).inc()
+        self.metrics.attempt_seconds.labels(attempted.destination).observe(attempted.seconds)
+
+    def count_scan(self, report: ScanReport) -> None:
+        self.metrics.scans.labels(report.sender, report.end.value).inc()
+        self.due.set()
+
+
+Told = Callable[[ScanReport], None]
+__all__ = ["Parts", "now"]

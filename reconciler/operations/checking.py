@@ -1,0 +1,86 @@
+"""`check`: everything that `serve` would build, and what it would reach."""
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from reconciler import database
+from reconciler.errors import ConfigError, Problem, ReconcilerError
+from reconciler.ledger import user_sql
+from reconciler.operations.assembly import Assembly, assemble
+from reconciler.operations.opening import opened
+from reconciler.polling import single
+from reconciler.settings.lint import lint
+
+Document = dict[str, Any]
+
+
+async def check(
+    path: Path | None, *, online: bool = False, environ: Mapping[str, str] = os.environ
+) -> Document:
+    """
+    What is wrong with the configuration at *path*, and what deserves a second look.
+
+    Never raises ConfigError: `problems` has everything, each with file, line and key.
+    """
+    try:
+        assembly = assemble(path, environ=environ)
+    except ConfigError as error:
+        problems = error.problems or (Problem(key="", message=str(error)),)
+        return {"problems": told(problems), "warnings": [], "online": []}
+    warnings = told(assembly.loaded.place(lint(assembly.loaded.settings)))
+    if not online:
+        return {"problems": [], "warnings": warnings, "online": []}
+    lines, problems = await reached(assembly)
+    return {"problems": told(problems), "warnings": warnings, "online": lines}
+
+
+async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
+    """Reach the database, one page of each listing, and the address of each destination."""
+    lines: list[str] = []
+    problems: list[Problem] = []
+    try:
+        async with opened(assembly.loaded) as found:
+            await database.check_durable(found.engine)
+            problems += assembly.loaded.place(await user_sql.verify(found.engine, assembly.rules.applies))
+            lines.append(f"database: {found.url}")
+    except ReconcilerError as error:
+        problems.append(Problem(key="database", message=str(error)))
+    for (sender, kind), source in assembly.sources.items():
+        if source.listing is None:
+            continue
+        key = f"senders.{sender}.resources.{kind}.list"
+        try:
+            items = await single.first_page(assembly.apis[sender], source)
+            lines.append(f"{key}: {items} items on the first page")
+        except ReconcilerError as error:
+            problems += assembly.loaded.place([Problem(key=key, message=str(error))])
+    for name, destination in assembly.loaded.settings.destinations.items():
+        url = urlsplit(destination.base_url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        try:
+            await asyncio.get_running_loop().getaddrinfo(url.hostname, port)
+            lines.append(f"destinations.{name}: {url.hostname} has an address")
+        except OSError as error:
+            key = f"destinations.{name}.base_url"
+            problem = Problem(key=key, message=f"{url.hostname}: {error.strerror}")
+            problems += assembly.loaded.place([problem])
+    for api in assembly.apis.values():
+        await api.aclose()
+    return lines, problems
+
+
+def told(problems: Iterable[Problem]) -> list[Document]:
+    return [
+        {
+            "file": str(problem.file) if problem.file else None,
+            "line": problem.line,
+            "key": problem.key,
+            "message": problem.message,
+            "text": str(problem),
+        }
+        for problem in problems
+    ]

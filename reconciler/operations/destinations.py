@@ -1,0 +1,71 @@
+"""From the settings of a destination to what the relay calls."""
+
+from collections.abc import Mapping
+
+from outbox.destinations import Destination
+from outbox.destinations.http import HttpDestination
+from outbox.verdict import AnswerRules
+from reconciler.errors import ConfigError, Problem
+from reconciler.exact_json import Json
+from reconciler.expressions import (
+    ANSWER_NAMES,
+    CaseInsensitive,
+    Expression,
+    ExpressionSyntaxError,
+    compile_expression,
+)
+from reconciler.settings import Secrets, Settings
+
+
+def compile_destination(name: str, settings: Settings, secrets: Secrets) -> Destination:
+    """Raises ConfigError where an expression over its answers is wrong."""
+    given = settings.destinations[name]
+    problems: list[Problem] = []
+
+    def compiled(key: str, source: str | None) -> Expression | None:
+        if source is None:
+            return None
+        try:
+            return compile_expression(source, names=ANSWER_NAMES)
+        except ExpressionSyntaxError as error:
+            problems.append(Problem(key=f"destinations.{name}.{key}", message=str(error)))
+            return None
+
+    success = compiled("success_when", given.success_when)
+    retry = compiled("retry_when", given.retry_when)
+    if problems:
+        raise ConfigError(problems=problems)
+    return Destination(
+        channel=HttpDestination(
+            base_url=given.base_url,
+            key_header=given.key_header,
+            bearer=secrets.resolve(given.bearer) if given.bearer else None,
+            headers={header: secrets.header(value) for header, value in given.headers.items()},
+            concurrency=given.concurrency,
+            judges_bodies=success is not None,
+        ),
+        rules=AnswerRules(
+            success_when=Judging(success) if success else None,
+            retry_when=Judging(retry) if retry else None,
+            conflict=given.conflict,
+            not_done=frozenset(given.not_done),
+            retry_after_max=given.retry_after_max,
+        ),
+        concurrency=given.concurrency,
+        timeout=given.timeout,
+        max_attempts=given.max_attempts,
+        key_ttl=given.key_ttl,
+        key_margin=given.key_margin,
+        after_dead=given.after_dead,
+    )
+
+
+class Judging:
+    """An expression over an answer, as the relay asks it: status, headers, body read as JSON."""
+
+    def __init__(self, expression: Expression) -> None:
+        self.expression = expression
+
+    def __call__(self, status: int, headers: Mapping[str, str], body: Json) -> bool:
+        context = {"status": status, "headers": CaseInsensitive(headers), "body": body}
+        return self.expression.truth(context)

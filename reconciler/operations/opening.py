@@ -1,0 +1,70 @@
+"""Reaching the database from a command: the configured one, or the private one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from reconciler import database, embedded, migrate
+from reconciler.errors import ConfigError
+from reconciler.ledger import baselines
+from reconciler.settings import Loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A database within reach, and the libpq URL that a person can use."""
+
+    engine: AsyncEngine
+    url: str  #: without a password
+    private: bool  #: the private PostgreSQL, which migrates itself
+
+
+def uses_private(loaded: Loaded) -> bool:
+    """Whether the private PostgreSQL is meant. Raises ConfigError where none is allowed."""
+    if loaded.settings.database.url is not None:
+        return False
+    if loaded.settings.database.embedded == "never":
+        raise ConfigError(
+            'database.url is absent, and [database] embedded = "never"',
+            hint="set database.url, or RECONCILER_DATABASE__URL",
+        )
+    return True
+
+
+@asynccontextmanager
+async def opened(loaded: Loaded, *, migrated: bool = True) -> AsyncIterator[Opened]:
+    """
+    Open the configured database for one command.
+
+    The private one is joined where a daemon runs it, else started for as long as we need it,
+    and migrates itself. With *migrated*, another one must be: SchemaBehindError.
+    """
+    if uses_private(loaded):
+        server = embedded.attach(embedded.state_directory(loaded.settings))
+        try:
+            engine = await database.connect(loaded.settings, loaded.secrets, url=server.url)
+            try:
+                await migrate.upgrade(engine)
+                yield Opened(engine=engine, url=server.url, private=True)
+            finally:
+                await engine.dispose()
+        finally:
+            server.stop()
+        return
+    engine = await database.connect(loaded.settings, loaded.secrets)
+    try:
+        if migrated:
+            await migrate.require_current(engine)
+        url = loaded.settings.database.url
+        assert url is not None
+        yield Opened(engine=engine, url=url, private=False)
+    finally:
+        await engine.dispose()
+
+
+async def give_birthdays(engine: AsyncEngine, kinds: list[tuple[str, str]]) -> None:
+    """Give every kind its birthday: the first of `migrate`, `serve` and `reconcile` does (P20)."""
+    async with engine.begin() as connection:
+        await baselines.register(connection, kinds)

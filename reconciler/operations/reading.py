@@ -1,0 +1,152 @@
+"""What operators look at: events and outbox entries, listed and shown whole."""
+
+import base64
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from outbox import store
+from outbox.entry import State
+from reconciler.errors import ReconcilerError, UsageError
+from reconciler.ledger import bodies, claims, quarantine
+from reconciler.ledger.event import Outcome
+
+Document = dict[str, Any]
+
+
+async def list_events(
+    connection: AsyncConnection,
+    *,
+    equal: Mapping[str, str],
+    limit: int,
+    after: str | None = None,
+) -> Document:
+    """
+    Events, the latest first: claims, or with outcome `quarantined` what quarantine keeps.
+
+    `next` is what *after* wants for the page behind this one, or None.
+    """
+    if equal.get("outcome") == Outcome.QUARANTINED:
+        return await list_quarantined(connection, equal=equal, limit=limit, after=after)
+    rows = await claims.list_claims(
+        connection, equal=equal, after=event_place(after) if after else None, limit=limit + 1
+    )
+    items = [event_item(row._mapping) for row in rows[:limit]]  # noqa: SLF001 - SQLAlchemy's name
+    last = rows[limit - 1] if len(rows) > limit else None
+    following = (
+        f"{last.processed_at.isoformat()} {last.sender} {last.event_id}" if last else None
+    )
+    return {"items": items, "next": following}
+
+
+async def list_quarantined(
+    connection: AsyncConnection, *, equal: Mapping[str, str], limit: int, after: str | None
+) -> Document:
+    narrowed = {name: value for name, value in equal.items() if name in {"sender", "event_id"}}
+    rows = await quarantine.list_quarantine(
+        connection,
+        equal={**narrowed, "state": "open"},
+        after=UUID(after) if after else None,
+        limit=limit + 1,
+    )
+    items = [{**row._mapping, "outcome": "quarantined"} for row in rows[:limit]]  # noqa: SLF001
+    return {"items": items, "next": str(rows[limit - 1].id) if len(rows) > limit else None}
+
+
+def event_place(text: str) -> tuple[datetime, str, str]:
+    """Read the `next` of an earlier page. Raises UsageError."""
+    moment, _, rest = text.partition(" ")
+    sender, _, event_id = rest.partition(" ")
+    try:
+        return datetime.fromisoformat(moment), sender, event_id
+    except ValueError:
+        raise UsageError(f"--after {text!r} is not the `next` of an earlier page") from None
+
+
+def event_item(row: Mapping[str, Any]) -> Document:
+    return {**row, "version": None if row["version"] is None else str(row["version"])}
+
+
+async def show_event(connection: AsyncConnection, sender: str, event_id: str) -> Document:
+    """One event whole: its claim or its copy in quarantine, its bytes, what it asked for."""
+    claim = await claims.show(connection, sender, event_id)
+    kept = await quarantine.of_event(connection, sender, event_id)
+    if claim is None and kept is None:
+        raise ReconcilerError(
+            f"no event {event_id!r} of {sender!r} is known",
+            hint="`reconciler events list --sender` shows the latest ones",
+        )
+    stored = await bodies.load(connection, [(sender, event_id)])
+    body = stored.get((sender, event_id))
+    whole: Document = (
+        event_item(claim._mapping)  # noqa: SLF001
+        if claim is not None
+        else {"sender": sender, "event_id": event_id, "outcome": "quarantined"}
+    )
+    raw = body.body if body is not None else kept.body if kept is not None else None
+    headers = body.headers if body is not None else kept.headers if kept is not None else None
+    entries = await store.list_entries(
+        connection, about={"sender": sender, "event_id": event_id}, limit=100
+    )
+    return {
+        **whole,
+        "body_base64": None if raw is None else base64.b64encode(raw).decode(),
+        "headers": headers,
+        "quarantine": None
+        if kept is None
+        else {
+            name: value
+            for name, value in kept._mapping.items()  # noqa: SLF001
+            if name not in {"body", "headers"}
+        },
+        "outbox": [entry_item(entry) for entry in entries],
+    }
+
+
+async def list_outbox(
+    connection: AsyncConnection,
+    *,
+    state: State | None,
+    about: Mapping[str, str],
+    limit: int,
+    after: str | None = None,
+) -> Document:
+    """Outbox entries, newest first, without their bodies."""
+    rows = await store.list_entries(
+        connection,
+        state=state,
+        about=about,
+        limit=limit + 1,
+        after=entry_id(after) if after else None,
+    )
+    following = str(rows[limit - 1]["id"]) if len(rows) > limit else None
+    return {"items": [entry_item(row) for row in rows[:limit]], "next": following}
+
+
+def entry_item(row: Mapping[str, Any]) -> Document:
+    kept = {name: value for name, value in row.items() if name != "body"}
+    return {**kept, "revision": None if row["revision"] is None else str(row["revision"])}
+
+
+def entry_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not the id of an outbox entry") from None
+
+
+async def show_outbox(connection: AsyncConnection, id_: UUID) -> Document:
+    """One entry whole: its frozen request, and every attempt."""
+    found = await store.show_entry(connection, id_)
+    if found is None:
+        raise ReconcilerError(f"there is no outbox entry {id_}")
+    entry, attempts = found
+    body = entry["body"]
+    return {
+        **entry_item(entry),
+        "body_base64": None if body is None else base64.b64encode(bytes(body)).decode(),
+        "attempts": [dict(attempt) for attempt in attempts],
+    }

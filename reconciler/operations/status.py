@@ -1,0 +1,72 @@
+"""What stands, waits and failed: the document behind `status`, and the gauges of /metrics."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from outbox import store
+from reconciler import migrate
+from reconciler.ledger import baselines, claims, fetches, quarantine
+from reconciler.operations.assembly import Assembly
+from reconciler.polling import scans
+from reconciler.polling.scans import Mode
+
+
+async def status(engine: AsyncEngine, assembly: Assembly, *, url: str) -> dict[str, Any]:
+    """Everything that an operator asks first; *url* is the database's, without a password."""
+    async with engine.connect() as connection:
+        version = await connection.scalar(select(func.current_setting("server_version")))
+        counts = await figures(connection, assembly)
+    revision = await migrate.current(engine)
+    return {
+        "database": {"url": url, "server_version": version, "migration": revision},
+        **counts,
+    }
+
+
+async def figures(connection: AsyncConnection, assembly: Assembly) -> dict[str, Any]:
+    """The parts of `status` that change by themselves."""
+    kept = await quarantine.count_open(connection)
+    born = await baselines.states(connection)
+    slots = await scans.states(connection)
+    senders = {}
+    for name, rules in assembly.rules.senders.items():
+        senders[name] = {
+            "last_delivery_at": await claims.last_delivery_at(connection, name),
+            "quarantined": kept.get(name, 0),
+            "kinds": {kind: kind_status(name, kind, born, slots) for kind in rules.kinds},
+        }
+    return {
+        "senders": senders,
+        "outbox": await store.counts(connection),
+        "fetch_requests": await fetches.count(connection),
+    }
+
+
+def kind_status(
+    sender: str,
+    kind: str,
+    born: dict[tuple[str, str], baselines.Baseline],
+    slots: dict[tuple[str, str, str], Any],
+) -> dict[str, Any]:
+    """One kind: its baseline, and its two scans as one progress."""
+    baseline = born.get((sender, kind))
+    rows = [row for mode in Mode if (row := slots.get((sender, kind, mode.value))) is not None]
+    return {
+        "born_at": baseline.born_at if baseline else None,
+        "baseline_completed_at": baseline.completed_at if baseline else None,
+        "last_completed_at": latest([row.last_completed_at for row in rows]),
+        "watermark": next((row.watermark for row in rows if row.watermark is not None), None),
+        "due_at": earliest([row.due_at for row in rows]),
+        "last_error": next((row.last_error for row in rows if row.last_error), None),
+    }
+
+
+def latest(moments: list[datetime | None]) -> datetime | None:
+    return max((moment for moment in moments if moment), default=None)
+
+
+def earliest(moments: list[datetime | None]) -> datetime | None:
+    return min((moment for moment in moments if moment), default=None)

@@ -1,0 +1,143 @@
+"""`try`: a sample delivery through the real transaction, which is then rolled back."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from reconciler.database import prepare_transaction
+from reconciler.errors import UsageError
+from reconciler.ledger.apply import apply
+from reconciler.ledger.batch import Result
+from reconciler.ledger.event import Event
+from reconciler.ledger.reactions import Asked, Explained, UserStepError
+from reconciler.operations.assembly import Assembly
+from reconciler.receiver.envelope import Malformed, read_delivery
+
+Document = dict[str, Any]
+
+
+async def attempt(
+    engine: AsyncEngine, assembly: Assembly, *, sender: str, raw: bytes, headers: Mapping[str, str]
+) -> Document:
+    """
+    Say what a delivery of *sender* would come to; the signature is not asked for.
+
+    Everything really runs, your statements and handlers too, and everything is rolled back.
+    Raises UsageError for an unknown sender.
+    """
+    contract = assembly.contracts.get(sender)
+    if contract is None:
+        known = ", ".join(assembly.contracts) or "none"
+        raise UsageError(f"no sender {sender!r} is configured; there are: {known}")
+    lowered = {name.lower(): value for name, value in headers.items()}
+    delivery = read_delivery(contract, raw, lowered)
+    usable = [event for event in delivery.events if isinstance(event, Event)]
+    faults = [
+        {"event_id": event.event_id, "outcome": "quarantined", "fault": event.fault}
+        for event in delivery.events
+        if isinstance(event, Malformed)
+    ]
+    explained: list[Explained] = []
+    async with engine.connect() as connection:
+        transaction = await connection.begin()
+        try:
+            results = await tried(connection, assembly, usable, explained)
+        finally:
+            await transaction.rollback()
+    return {"items": [*results, *faults], "rolled_back": True}
+
+
+async def tried(
+    connection: AsyncConnection,
+    assembly: Assembly,
+    events: Sequence[Event],
+    explained: list[Explained],
+) -> list[Document]:
+    await prepare_transaction(connection)
+    try:
+        results = await apply(connection, assembly.rules, events, explain=explained)
+    except UserStepError as error:
+        return [{**failed(event, str(error)), "steps": steps(explained)} for event in events]
+    except DBAPIError as error:
+        return [failed(event, str(error.orig)) for event in events]
+    return [told(result, explained) for result in results]
+
+
+def failed(event: Event, fault: str) -> Document:
+    return {
+        "event_id": event.event_id,
+        "type": event.type,
+        "outcome": "quarantined",
+        "fault": fault,
+    }
+
+
+def told(result: Result, explained: Sequence[Explained]) -> Document:
+    event, now = result.event, result.now
+    mine = [one for one in explained if one.cause.event.event_id == event.event_id]
+    return {
+        "event_id": event.event_id,
+        "type": event.type,
+        "outcome": result.outcome.value,
+        "fault": result.fault,
+        "kind": event.kind,
+        "key": event.key,
+        "version": None if event.version is None else str(event.version),
+        "change": result.change.value if result.change else None,
+        "previous": result.previous,
+        "state": now.state if now else None,
+        "steps": steps(mine),
+        "effects": [
+            *[asked_for(effect) for effect in result.effects],
+            *[
+                {"effect": one.effect, "asked": False, "reason": one.reason}
+                for explanation in mine
+                for one in explanation.not_asked
+            ],
+        ],
+    }
+
+
+def steps(explained: Sequence[Explained]) -> list[Document]:
+    """Your statements and handlers: which ran, on what, and which did not and why."""
+    return [
+        {
+            "where": ran.where,
+            "on": explanation.cause.what,
+            "ran": True,
+            "values": ran.values,
+            "rows": ran.rows,
+            "expected": ran.expected,
+        }
+        for explanation in explained
+        for ran in explanation.ran
+    ] + [
+        {
+            "where": passed.where,
+            "on": explanation.cause.what,
+            "ran": False,
+            "reason": passed.reason,
+        }
+        for explanation in explained
+        for passed in explanation.passed
+    ]
+
+
+def asked_for(effect: Asked) -> Document:
+    body = effect.entry.body
+    return {
+        "effect": effect.effect,
+        "asked": True,
+        "destination": effect.destination,
+        "idempotency_key": effect.idempotency_key,
+        "state": effect.state.value,
+        "reason": effect.reason,
+        "method": effect.entry.method,
+        "path": effect.entry.path,
+        "headers": effect.entry.headers,
+        "body": None if body is None else body.decode("utf-8", "replace"),
+        "body_base64": None if body is None else base64.b64encode(body).decode(),
+    }
