@@ -1,0 +1,291 @@
+"""Claims: the rows whose primary key lets an event happen once."""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Index,
+    PrimaryKeyConstraint,
+    Row,
+    Select,
+    Table,
+    Text,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from reconciler import exact_json
+from reconciler.database import metadata
+from reconciler.ledger.event import Event, Outcome
+from reconciler.ledger.rowsets import (
+    EVENT_ID,
+    RESOURCE_ID,
+    C,
+    EventId,
+    ResourceId,
+    Time,
+    delete_oldest,
+    event_rows,
+    interval,
+    moment_text,
+    record_set,
+)
+
+OWN_PREFIXES = ("correction:", "read:")  #: ids of our own making; no delivered one begins so
+
+processed_events = Table(
+    "processed_events",
+    metadata,
+    Column("sender", C, nullable=False),
+    Column("event_id", C, nullable=False),
+    Column("event_type", Text, nullable=False),
+    Column("kind", C),
+    Column("key", C),
+    Column("version", BigInteger),
+    Column("outcome", Text, nullable=False),
+    Column("body_digest", Text, nullable=False),
+    Column("state_digest", Text),
+    Column("processed_at", Time, nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("sender", "event_id", name="processed_events_pkey"),
+)
+_claims = processed_events.c
+Index("processed_events_processed_at_idx", _claims.processed_at)
+Index("processed_events_resource_idx", _claims.sender, _claims.kind, _claims.key)
+
+
+async def claim(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> set[EventId]:
+    """
+    Claim events, in primary-key order; return those that were not claimed before.
+
+    A twin in flight is waited for: if it rolls back, the claim is ours.
+    """
+    taken = await connection.execute(_CLAIM, {"rows": list(rows)})
+    return {(row.sender, row.event_id) for row in taken}
+
+
+def claim_row(event: Event, *, outcome: Outcome) -> dict[str, Any]:
+    """What the claim of *event* says."""
+    return {
+        "sender": event.sender,
+        "event_id": event.event_id,
+        "event_type": event.type,
+        "kind": event.kind,
+        "key": event.key,
+        "version": event.version,
+        "outcome": outcome.value,
+        "body_digest": body_digest(event),
+        "state_digest": state_digest(event),
+    }
+
+
+def body_digest(event: Event) -> str:
+    """SHA-256 of the delivery's exact bytes; of what was listed or read, for our own events."""
+    if event.raw:
+        return hashlib.sha256(event.raw).hexdigest()
+    return exact_json.digest(event.body)
+
+
+def state_digest(event: Event) -> str | None:
+    """Digest of what the event itself says of the resource; None where it says nothing."""
+    return None if event.state is None else exact_json.digest(event.state)
+
+
+async def digests(connection: AsyncConnection, ids: Collection[EventId]) -> dict[EventId, str]:
+    """The body digests of those of *ids* that are claimed."""
+    found = await connection.execute(_DIGESTS, {"rows": event_rows(ids)})
+    return {(row.sender, row.event_id): row.body_digest for row in found}
+
+
+async def set_outcomes(connection: AsyncConnection, outcomes: Mapping[EventId, Outcome]) -> None:
+    """Write what events came to."""
+    rows = [
+        {"sender": sender, "event_id": event_id, "outcome": outcome.value}
+        for (sender, event_id), outcome in sorted(outcomes.items())
+    ]
+    if rows:
+        await connection.execute(_SET_OUTCOMES, {"rows": rows})
+
+
+async def unclaim(connection: AsyncConnection, ids: Collection[EventId]) -> None:
+    """Take claims back: a quarantined event has none, so that a replay can claim it."""
+    if ids:
+        await connection.execute(_UNCLAIM, {"rows": event_rows(ids)})
+
+
+async def told_before(
+    connection: AsyncConnection, rows: Collection[Mapping[str, Any]], *, own: Collection[EventId]
+) -> set[EventId]:
+    """
+    Which of *rows* (as `claim_row` makes them) tell a fact that another claim told before.
+
+    The same fact is: delivered, of the same resource, type, version and state. `until` in a row
+    is when it was claimed itself; without, every claim that is to be seen came before. *own* are
+    claims that the caller judges by their order.
+    """
+    if not rows:
+        return set()
+    asked = {"rows": list(rows), "own": event_rows(own)}
+    found = await connection.execute(_TOLD_BEFORE, asked)
+    return {(row.sender, row.event_id) for row in found}
+
+
+async def deferred(
+    connection: AsyncConnection, reads: Iterable[tuple[ResourceId, datetime]]
+) -> Sequence[Row[Any]]:
+    """The deferred claims about resources that were made before a time, oldest first, locked."""
+    rows = [
+        {"sender": sender, "kind": kind, "key": key, "before": moment_text(before)}
+        for (sender, kind, key), before in sorted(reads)
+    ]
+    return (await connection.execute(_DEFERRED, {"rows": rows})).all()
+
+
+def is_deferred(sender: ColumnElement[str], event_id: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether the event that these columns name still waits for a read."""
+    claim = processed_events.alias("waiting")
+    return (
+        select(claim.c.event_id)
+        .where(claim.c.sender == sender, claim.c.event_id == event_id)
+        .where(claim.c.outcome == Outcome.DEFERRED.value)
+        .exists()
+    )
+
+
+async def purge(
+    connection: AsyncConnection,
+    sender: str,
+    *,
+    keep: timedelta,
+    batch: int,
+    spared: Any,
+) -> tuple[int, datetime | None]:
+    """
+    Delete up to *batch* claims older than *keep*: how many, and when the youngest was made.
+
+    Deferred ones stay, and those for which *spared* (sender, event id) is true.
+    """
+    gone = (
+        delete_oldest(
+            processed_events,
+            by="processed_at",
+            limit=batch,
+            where=lambda victim: [
+                victim.c.sender == sender,
+                victim.c.processed_at < func.now() - interval(keep),
+                victim.c.outcome != Outcome.DEFERRED.value,
+                ~spared(victim.c.sender, victim.c.event_id),
+            ],
+        )
+        .returning(_claims.processed_at)
+        .cte("gone")
+    )
+    counted = select(func.count(), func.max(gone.c.processed_at)).select_from(gone)
+    count, latest = (await connection.execute(counted)).one()
+    return count, latest
+
+
+async def show(connection: AsyncConnection, sender: str, event_id: str) -> Row[Any] | None:
+    """One claim; None where there is none."""
+    statement = select(processed_events).where(
+        _claims.sender == sender, _claims.event_id == event_id
+    )
+    return (await connection.execute(statement)).one_or_none()
+
+
+async def list_claims(
+    connection: AsyncConnection,
+    *,
+    equal: Mapping[str, str] | None = None,
+    after: tuple[datetime, str, str] | None = None,
+    limit: int = 50,
+) -> Sequence[Row[Any]]:
+    """
+    Claims, the latest first, whose columns are *equal* to what is given.
+
+    *after* is (processed_at, sender, event_id) of the last one seen.
+    """
+    statement: Select[Any] = select(processed_events)
+    for name, value in (equal or {}).items():
+        statement = statement.where(_claims[name] == value)
+    if after is not None:
+        moment, *last = after
+        same_moment = and_(
+            _claims.processed_at == moment, tuple_(_claims.sender, _claims.event_id) > tuple_(*last)
+        )
+        statement = statement.where(or_(_claims.processed_at < moment, same_moment))
+    latest_first = (_claims.processed_at.desc(), _claims.sender, _claims.event_id)
+    return (await connection.execute(statement.order_by(*latest_first).limit(limit))).all()
+
+
+async def count_outcomes(connection: AsyncConnection) -> dict[tuple[str, str], int]:
+    """How many claims there are by (sender, outcome)."""
+    counted = select(_claims.sender, _claims.outcome, func.count())
+    found = await connection.execute(counted.group_by(_claims.sender, _claims.outcome))
+    return {(sender, outcome): count for sender, outcome, count in found}
+
+
+async def last_delivery_at(connection: AsyncConnection, sender: str) -> datetime | None:
+    """When an event delivered by *sender* was claimed last."""
+    statement = select(_claims.processed_at).where(_claims.sender == sender, _is_delivered)
+    return await connection.scalar(statement.order_by(_claims.processed_at.desc()).limit(1))
+
+
+_is_delivered = and_(*(~_claims.event_id.startswith(prefix) for prefix in OWN_PREFIXES))
+
+_CLAIM_TYPES = {
+    **EVENT_ID,
+    "event_type": Text(),
+    "kind": C,
+    "key": C,
+    "version": BigInteger(),
+    "outcome": Text(),
+    "body_digest": Text(),
+    "state_digest": Text(),
+}
+_given = record_set("given", _CLAIM_TYPES).c
+_CLAIM = (
+    insert(processed_events)
+    .from_select(list(_CLAIM_TYPES), select(*_given).order_by(_given.sender, _given.event_id))
+    .on_conflict_do_nothing(index_elements=["sender", "event_id"])
+    .returning(_claims.sender, _claims.event_id)
+)
+
+_asked = record_set("asked", {**EVENT_ID, "outcome": Text()}).c
+_is_asked = and_(_claims.sender == _asked.sender, _claims.event_id == _asked.event_id)
+_DIGESTS = select(_claims.sender, _claims.event_id, _claims.body_digest).where(_is_asked)
+_SET_OUTCOMES = update(processed_events).where(_is_asked).values(outcome=_asked.outcome)
+_UNCLAIM = delete(processed_events).where(_is_asked)
+
+_fact = record_set("fact", {**_CLAIM_TYPES, "until": Time}).c
+_own = record_set("own", EVENT_ID, parameter="own").c
+_is_own = and_(_own.sender == _claims.sender, _own.event_id == _claims.event_id)
+_TOLD_BEFORE = (
+    select(_fact.sender, _fact.event_id)
+    .where(_claims.sender == _fact.sender, _claims.kind == _fact.kind)
+    .where(_claims.key == _fact.key, _claims.event_type == _fact.event_type)
+    .where(_claims.version == _fact.version, _is_delivered)
+    .where(_claims.state_digest.is_not_distinct_from(_fact.state_digest))
+    .where(or_(_fact.until.is_(None), _claims.processed_at <= _fact.until))
+    .where(~select(_own.sender).where(_is_own).exists())
+)
+
+_read = record_set("read", {**RESOURCE_ID, "before": Time}).c
+_DEFERRED = (
+    select(processed_events)
+    .where(_claims.sender == _read.sender, _claims.kind == _read.kind, _claims.key == _read.key)
+    .where(_claims.outcome == Outcome.DEFERRED.value, _claims.processed_at < _read.before)
+    .order_by(_claims.processed_at, _claims.sender, _claims.event_id)
+    .with_for_update(of=processed_events)
+)

@@ -1,0 +1,167 @@
+"""Where the transaction begins and ends: a batch, or its events one by one when it fails."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import structlog
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from outbox.entry import bounded
+from reconciler import faults
+from reconciler.database import prepare_transaction, told, transact
+from reconciler.errors import DatabaseAwayError, ReconcilerError
+from reconciler.ledger import bodies, claims, quarantine
+from reconciler.ledger.apply import apply
+from reconciler.ledger.batch import DELIVERED, Result
+from reconciler.ledger.deferred import quarantine_deferred
+from reconciler.ledger.event import Event, Outcome
+from reconciler.ledger.reactions import UserStepError
+from reconciler.ledger.rules import Rules
+from reconciler.transactions import sqlstate_of
+
+LOCK_WAIT = timedelta(seconds=2)  #: for a twin in flight; then 503, and the sender tries again
+
+#: What one event alone can cause: its content, or what the user's own code makes of it.
+BLAMED = (
+    ReconcilerError,
+    SQLAlchemyError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+CONTENT = ("22", "54")  #: SQLSTATE classes: data exceptions, limits of the server
+CONSTRAINT = ("23", "44", "P0")  #: of the user's own tables, checked when the commit began
+
+log = structlog.get_logger()
+
+
+async def commit(
+    engine: AsyncEngine,
+    rules: Rules,
+    events: Sequence[Event],
+    *,
+    lock_timeout: timedelta = LOCK_WAIT,
+) -> list[Result]:
+    """
+    Apply *events* and commit them; one result an event, in their order.
+
+    A batch that fails is halved until the guilty event is alone; that one goes to quarantine (or,
+    held up by another transaction, comes back `busy`), and everything else is applied.
+
+    Raises DatabaseAwayError: then nothing of what has no result is stored.
+    """
+    if not events:
+        return []
+
+    async def work(connection: AsyncConnection) -> list[Result]:
+        await prepare_transaction(
+            connection, lock_timeout=lock_timeout, search_path=rules.search_path
+        )
+        try:
+            results = await apply(connection, rules, events)
+        except DBAPIError as error:
+            if sqlstate_of(error) == "55P03":
+                raise LockedError from error
+            raise
+        faults.point("before-commit")
+        return results
+
+    try:
+        results = await transact(engine, work)
+    except DatabaseAwayError:
+        raise
+    except BLAMED as error:
+        if is_ours(error):
+            raise
+        if len(events) == 1:
+            return await blame(engine, rules, events[0], error, lock_timeout=lock_timeout)
+        log.info("ledger.batch_halved", events=len(events), fault=type(error).__name__)
+        wait = lock_timeout / 4 if isinstance(error, LockedError) else lock_timeout
+        middle = len(events) // 2
+        first = await commit(engine, rules, events[:middle], lock_timeout=wait)
+        return first + await commit(engine, rules, events[middle:], lock_timeout=wait)
+    faults.point("after-commit")
+    return results
+
+
+async def blame(
+    engine: AsyncEngine,
+    rules: Rules,
+    event: Event,
+    error: BaseException,
+    *,
+    lock_timeout: timedelta,
+) -> list[Result]:
+    """Settle what one event alone could not be applied for."""
+    if isinstance(error, LockedError):
+        return [Result(event=event, outcome=Outcome.QUARANTINED, fault=str(error), busy=True)]
+    fault = bounded(told(error))
+    if isinstance(error, UserStepError) and is_other(error.event, event):
+        await put_aside(engine, error.event, fault)
+        return await commit(engine, rules, [event], lock_timeout=lock_timeout)
+    if event.origin not in DELIVERED:
+        log.error(
+            "ledger.correction_failed",
+            sender=event.sender,
+            kind=event.kind,
+            key=event.key,
+            fault=fault,
+        )
+        return [Result(event=event, outcome=Outcome.QUARANTINED, fault=fault, retryable=True)]
+
+    async def keep(connection: AsyncConnection) -> int:
+        return await quarantine.keep(
+            connection, event.sender, event.raw, event.headers, fault, event.event_id
+        )
+
+    failures = await transact(engine, keep)
+    by_user = isinstance(error, UserStepError) or has_class(error, CONSTRAINT)
+    retryable = by_user and failures < rules.senders[event.sender].max_failures
+    log.error(
+        "ledger.event_quarantined",
+        sender=event.sender,
+        event_id=event.event_id,
+        fault=fault,
+        failures=failures,
+        retryable=retryable,
+    )
+    return [Result(event=event, outcome=Outcome.QUARANTINED, fault=fault, retryable=retryable)]
+
+
+async def put_aside(engine: AsyncEngine, event: Event, fault: str) -> None:
+    """A deferred event whose facts fail must not hold up the read that it waited for."""
+    id_ = (event.sender, event.event_id)
+
+    async def aside(connection: AsyncConnection) -> None:
+        kept = await bodies.load(connection, [id_])
+        await quarantine_deferred(connection, id_, kept.get(id_), fault)
+
+    await transact(engine, aside)
+
+
+def is_other(guilty: Event, event: Event) -> bool:
+    """Whether a deferred event failed inside the read that answered it."""
+    return event.origin not in DELIVERED and not guilty.event_id.startswith(claims.OWN_PREFIXES)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the database refused something that neither content nor the user can cause."""
+    if isinstance(error, UserStepError) or not isinstance(error, DBAPIError):
+        return False
+    return sqlstate_of(error) is not None and not has_class(error, CONTENT + CONSTRAINT)
+
+
+def has_class(error: BaseException, classes: tuple[str, ...]) -> bool:
+    state = sqlstate_of(error)
+    return state is not None and state.startswith(classes)
+
+
+class LockedError(ReconcilerError):
+    """Another transaction held what this event needs for longer than it may wait."""
+
+    def __init__(self) -> None:
+        super().__init__("another transaction is applying it, or holds its resource")

@@ -1,0 +1,188 @@
+"""Quarantine: authentic events that could not be applied, kept whole to be replayed."""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Row,
+    Select,
+    Table,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from reconciler.database import metadata, uuid7
+from reconciler.ledger.rowsets import EVENT_ID, C, EventId, Time, event_rows, record_set, storable
+
+FAULT_LIMIT = 2000  #: characters kept of what went wrong
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("id", Uuid, nullable=False),
+    Column("sender", C, nullable=False),
+    Column("event_id", C),
+    Column("body_digest", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("headers", JSONB, nullable=False),
+    Column("fault", Text, nullable=False),
+    Column("failures", Integer, nullable=False, server_default=text("1")),
+    Column("first_seen_at", Time, nullable=False, server_default=func.now()),
+    Column("last_seen_at", Time, nullable=False, server_default=func.now()),
+    Column("state", Text, nullable=False, server_default="open"),
+    PrimaryKeyConstraint("id", name="quarantine_pkey"),
+    CheckConstraint("fault <> ''", name="quarantine_fault_said"),
+    CheckConstraint(
+        "state in ('open','replayed','superseded','discarded')", name="quarantine_state_known"
+    ),
+)
+_kept = quarantine.c
+Index(
+    "quarantine_open_idx",
+    _kept.sender,
+    _kept.body_digest,
+    unique=True,
+    postgresql_where=text("state = 'open'"),
+)
+Index(
+    "quarantine_event_idx", _kept.sender, _kept.event_id, postgresql_where=text("state = 'open'")
+)
+
+
+async def keep(  # noqa: PLR0913 - the parts of one delivery
+    connection: AsyncConnection,
+    sender: str,
+    raw: bytes,
+    headers: Mapping[str, str],
+    fault: str,
+    event_id: str | None = None,
+) -> int:
+    """
+    Keep a delivery that could not be applied; return how often it has failed by now.
+
+    An event has one open copy, and so has a body without an event: it counts its failures and
+    says the last fault. Nothing in the content can make this fail.
+    """
+    values = {
+        "sender": sender,
+        "event_id": None if event_id is None else storable(event_id),
+        "body": raw,
+        "headers": {storable(name): storable(value) for name, value in headers.items()},
+        "fault": storable(fault)[:FAULT_LIMIT] or "unknown",
+    }
+    if event_id is not None:
+        again = (
+            update(quarantine)
+            .where(_kept.sender == sender, _kept.event_id == values["event_id"])
+            .where(_kept.state == "open")
+            .values(
+                failures=_kept.failures + 1, fault=values["fault"], last_seen_at=func.now()
+            )
+            .returning(_kept.failures)
+        )
+        if failures := await connection.scalar(again):
+            return failures
+    digest = hashlib.sha256(raw).hexdigest()
+    if failures := await _insert(connection, values, digest):
+        return failures
+    # another event of the same delivery is kept under these bytes
+    digest = hashlib.sha256(raw + b"\x00" + repr(event_id).encode()).hexdigest()
+    return await _insert(connection, values, digest) or 1
+
+
+async def _insert(
+    connection: AsyncConnection, values: Mapping[str, Any], digest: str
+) -> int | None:
+    proposed = insert(quarantine).values(
+        id=uuid7(), body_digest=digest, last_seen_at=func.now(), **values
+    )
+    statement = proposed.on_conflict_do_update(
+        index_elements=["sender", "body_digest"],
+        index_where=text("state = 'open'"),
+        set_={
+            "failures": _kept.failures + 1,
+            "fault": proposed.excluded.fault,
+            "last_seen_at": proposed.excluded.last_seen_at,
+        },
+        where=_kept.event_id.is_not_distinct_from(proposed.excluded.event_id),
+    )
+    return await connection.scalar(statement.returning(_kept.failures))
+
+
+async def close(connection: AsyncConnection, ids: Collection[EventId], *, state: str) -> None:
+    """Close the open copies of events that were claimed at last, as *state*."""
+    if ids:
+        await connection.execute(_CLOSE, {"rows": event_rows(ids), "closed_as": state})
+
+
+async def settle(connection: AsyncConnection, id_: UUID, *, state: str) -> bool:
+    """Close one copy as *state* (`replayed`, `superseded`, `discarded`); False where it is not open."""
+    statement = update(quarantine).where(_kept.id == id_, _kept.state == "open")
+    return (await connection.execute(statement.values(state=state))).rowcount == 1
+
+
+async def show(connection: AsyncConnection, id_: UUID) -> Row[Any] | None:
+    """One copy, whole; None where there is none."""
+    return (await connection.execute(select(quarantine).where(_kept.id == id_))).one_or_none()
+
+
+async def of_event(connection: AsyncConnection, sender: str, event_id: str) -> Row[Any] | None:
+    """The latest copy of an event, an open one before others."""
+    statement = (
+        select(quarantine)
+        .where(_kept.sender == sender, _kept.event_id == event_id)
+        .order_by((_kept.state == "open").desc(), _kept.last_seen_at.desc())
+        .limit(1)
+    )
+    return (await connection.execute(statement)).one_or_none()
+
+
+async def list_quarantine(
+    connection: AsyncConnection,
+    *,
+    equal: Mapping[str, Any] | None = None,
+    after: UUID | None = None,
+    limit: int = 50,
+) -> Sequence[Row[Any]]:
+    """Copies without their bodies, the latest first, whose columns are *equal* to what is given."""
+    columns = [column for column in _kept if column.name not in {"body", "headers"}]
+    statement: Select[Any] = select(*columns)
+    for name, value in (equal or {}).items():
+        statement = statement.where(_kept[name] == value)
+    if after is not None:
+        statement = statement.where(_kept.id < after)
+    return (await connection.execute(statement.order_by(_kept.id.desc()).limit(limit))).all()
+
+
+async def count_open(connection: AsyncConnection) -> dict[str, int]:
+    """How many open copies there are by sender."""
+    statement = select(_kept.sender, func.count()).where(_kept.state == "open")
+    found = await connection.execute(statement.group_by(_kept.sender))
+    return {sender: count for sender, count in found}
+
+
+_claimed = record_set("claimed", EVENT_ID).c
+_CLOSE = (
+    update(quarantine)
+    .where(
+        and_(_kept.sender == _claimed.sender, _kept.event_id == _claimed.event_id),
+        _kept.state == "open",
+    )
+    .values(state=bindparam("closed_as"))
+)

@@ -1,0 +1,97 @@
+"""Rows on their way to the server: one JSON parameter, however many there are."""
+
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    Alias,
+    ColumnElement,
+    DateTime,
+    Delete,
+    Interval,
+    Table,
+    TableValuedAlias,
+    Text,
+    any_,
+    bindparam,
+    column,
+    delete,
+    func,
+    literal,
+    literal_column,
+    select,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+C = Text(collation="C")  #: ids and keys are opaque bytes: compared and sorted as such
+Time = DateTime(timezone=True)
+
+EventId = tuple[str, str]  #: sender, event id
+ResourceId = tuple[str, str, str]  #: sender, kind, key
+
+
+def record_set(
+    name: str, types: Mapping[str, TypeEngine[Any]], *, parameter: str = "rows"
+) -> TableValuedAlias:
+    """The list of objects in *parameter* as rows with the columns *types*."""
+    columns = [column(column_name, type_) for column_name, type_ in types.items()]
+    records = func.jsonb_to_recordset(bindparam(parameter, type_=JSONB))
+    return records.table_valued(*columns).render_derived(name=name, with_types=True)
+
+
+EVENT_ID: Mapping[str, TypeEngine[Any]] = {"sender": C, "event_id": C}
+RESOURCE_ID: Mapping[str, TypeEngine[Any]] = {"sender": C, "kind": C, "key": C}
+
+
+def event_rows(ids: Iterable[EventId]) -> list[dict[str, Any]]:
+    """*ids* as rows, in primary-key order."""
+    return [{"sender": sender, "event_id": event_id} for sender, event_id in sorted(ids)]
+
+
+def resource_rows(ids: Iterable[ResourceId]) -> list[dict[str, Any]]:
+    """*ids* as rows, in primary-key order."""
+    return [{"sender": sender, "kind": kind, "key": key} for sender, kind, key in sorted(ids)]
+
+
+def base64_text(data: bytes) -> str:
+    """How bytes travel inside JSON; the statement decodes them."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def moment_text(moment: datetime | None) -> str | None:
+    """How a time travels inside JSON, to the microsecond."""
+    return None if moment is None else moment.isoformat()
+
+
+def interval(duration: timedelta) -> ColumnElement[timedelta]:
+    """*duration* as a parameter of SQL's own type."""
+    return literal(duration, type_=Interval())
+
+
+def storable(text: str) -> str:
+    """*text* without what PostgreSQL cannot hold: NUL, and halves of surrogate pairs."""
+    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return clean.encode("utf-8", "replace").decode("utf-8")
+
+
+def delete_oldest(
+    table: Table, *, by: str, limit: int, where: Callable[[Alias], Sequence[ColumnElement[bool]]]
+) -> Delete:
+    """
+    Delete up to *limit* rows of *table*, the oldest *by* a time column first.
+
+    By row address from an array: several times as fast as joining over the key.
+    """
+    victim = table.alias("victim")
+    addresses = (
+        select(literal_column("victim.ctid"))
+        .select_from(victim)
+        .where(*where(victim))
+        .order_by(victim.c[by])
+        .limit(limit)
+    )
+    address: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
+    return delete(table).where(address == any_(func.array(addresses.scalar_subquery())))
