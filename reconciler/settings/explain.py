@@ -116,6 +116,8 @@ def _limit(value: object) -> str:
     >>> _limit("1 second"), _limit(2)
     ('"1s"', '2')
     """
+    if value == repr(timedelta(0)):
+        return spell(timedelta(0))
     match = re.match(r"(\d+) (\w+)", str(value))
     if not match:
         return spell(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reconciler.errors import ConfigError, Problem
 from reconciler.settings.documents import Document, Place, dotted, overlay
-from reconciler.settings.positions import find_positions
+from reconciler.settings.positions import find_positions, key_before
 
 SEARCHED = (Path("config/reconciler.toml"), Path("/etc/reconciler/reconciler.toml"))
 
@@ -88,15 +88,15 @@ def read(file: Path) -> Document:
 def _broken(file: Path, text: str, said: str) -> ConfigError:
     if text.startswith("\ufeff"):
         return _unusable(file, "begins with a byte order mark: save it without", line=1)
-    match = re.search(r"\(at line (\d+), column \d+\)$", said)
-    line = int(match[1]) if match else text.rstrip().count("\n") + 1
+    match = re.search(r"\(at line (\d+), column (\d+)\)$", said)
+    line, column = (int(match[1]), int(match[2])) if match else (None, None)
+    path, begun = key_before(text, line=line, column=column)
     what = re.sub(r" \(at .*\)$", "", said)
     if re.match(r"Illegal|Found invalid|Cannot declare|Cannot mutate", what):
         what = " ".join(what.split()[:2])  # the rest repeats the file's own text
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, said)), "see toml.io")
-    before = [path for path, at in find_positions(text).items() if at <= line]
-    key = dotted(before[-1]) if before else ""
-    return _unusable(file, f"not TOML: {what[:1].lower()}{what[1:]}: {hint}", line=line, key=key)
+    message = f"not TOML: {what[:1].lower()}{what[1:]}: {hint}"
+    return _unusable(file, message, line=line or begun, key=dotted(path))
 
 
 def _unusable(file: Path, message: str, *, line: int | None = None, key: str = "") -> ConfigError:

@@ -32,10 +32,25 @@ def find_positions(text: str) -> dict[KeyPath, int]:
     >>> find_positions('[server]\nlisten = "127.0.0.1:0"')
     {('server',): 1, ('server', 'listen'): 2}
     """
+    return scan(text).lines
+
+
+def key_before(text: str, *, line: int | None, column: int | None) -> tuple[KeyPath, int]:
+    """The key that was being read at a place of a broken *text* (None: its end), and its line."""
+    scanner = scan(text)
+    place = len(text)
+    if line is not None and column is not None:
+        place = [0, *(each + 1 for each in scanner.breaks)][line - 1] + column - 1
+    before = [(path, at) for path, at in scanner.seen if at < place]
+    path, at = before[-1] if before else ((), 0)
+    return path, scanner.line(at)
+
+
+def scan(text: str) -> "Scanner":
     scanner = Scanner(text=text, breaks=[match.start() for match in re.finditer("\n", text)])
     with suppress(ValueError, RecursionError):
         scanner.document()
-    return scanner.lines
+    return scanner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +61,7 @@ class Scanner:
     breaks: list[int]
     at: int = 0
     lines: dict[KeyPath, int] = field(default_factory=dict)
+    seen: list[tuple[KeyPath, int]] = field(default_factory=list)  #: keys as they came, and where
     counts: dict[KeyPath, int] = field(default_factory=dict)  #: items of each `[[array]]`
 
     def document(self) -> None:
@@ -54,18 +70,19 @@ class Scanner:
             self.skip(BLANK)
             if self.at >= len(self.text):
                 return
-            line = self.line()
             if self.next_is("["):
+                start = self.at
                 double = self.next_is("[[")
                 self.at += 1 + double
-                table = self.open(self.key(), double=double, line=line)
+                table = self.open(self.key(), double=double, start=start)
                 self.expect("]]" if double else "]")
             else:
                 self.pair(table)
 
-    def open(self, keys: list[str], *, double: bool, line: int) -> KeyPath:
+    def open(self, keys: list[str], *, double: bool, start: int) -> KeyPath:
         """Enter the table of a header; the last item of an array of tables stands for it."""
         path: KeyPath = ()
+        line = self.line(start)
         for number, key in enumerate(keys, start=1):
             path = (*path, key)
             self.lines.setdefault(path, line)
@@ -74,13 +91,15 @@ class Scanner:
             if path in self.counts:
                 path = (*path, self.counts[path] - 1)
                 self.lines.setdefault(path, line)
+        self.seen.append((path, start))
         return path
 
     def pair(self, table: KeyPath) -> None:
-        line, path = self.line(), table
+        start, path = self.at, table
         for key in self.key():
             path = (*path, key)
-            self.lines.setdefault(path, line)
+            self.lines.setdefault(path, self.line(start))
+        self.seen.append((path, start))
         self.expect("=")
         self.skip(SPACE)
         self.value(path)
@@ -118,7 +137,8 @@ class Scanner:
         self.skip(BLANK)
         number = 0
         while not self.next_is("]"):
-            self.lines[*path, number] = self.line()
+            self.lines[*path, number] = self.line(self.at)
+            self.seen.append(((*path, number), self.at))
             self.value((*path, number))
             self.separator("]")
             number += 1
@@ -156,5 +176,5 @@ class Scanner:
         self.at = match.end()
         return match[0]
 
-    def line(self) -> int:
-        return bisect_right(self.breaks, self.at - 1) + 1
+    def line(self, at: int) -> int:
+        return bisect_right(self.breaks, at - 1) + 1

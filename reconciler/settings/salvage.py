@@ -111,15 +111,19 @@ class Salvaged:
         """Put a finding into the original's terms; None where it rests on what was set aside."""
         for path in (finding.path, *finding.about):
             known = self.path(path)
-            if known is None or any(known[: len(gone)] == gone for gone in self.gone):
+            if known is None or self._lost(known):
                 return None
         known = self.path(finding.path)
         return replace(finding, path=known) if known is not None else None
 
+    def _lost(self, path: KeyPath) -> bool:
+        """Whether *path* lies in what was set aside, or is a list that has lost items."""
+        return path in self.kept or any(path[: len(gone)] == gone for gone in self.gone)
+
     def rests_on_mistake(self, path: KeyPath) -> bool:
         """Whether what is wrong at *path* may only be so because something was set aside."""
         known = self.path(path) or path
-        if any(known[: len(gone)] == gone for gone in self.gone):
+        if self._lost(known):
             return True
         tables = {gone[0] for gone in self.gone if len(gone) <= 2}
         kinds = {gone[0] for gone in self.gone if gone[0] == "senders" and len(gone) <= 4}
