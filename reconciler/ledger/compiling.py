@@ -12,16 +12,19 @@ from reconciler.expressions import (
     EFFECT_NAMES,
     ENVELOPE_NAMES,
     Expression,
+    Template,
     compile_expression,
     compile_json,
     compile_path,
     compile_template,
 )
-from reconciler.ledger.calls import check_header_name, split_request
+from reconciler.ledger.calls import check_header_name, check_headers, split_request
 from reconciler.ledger.causes import NAMES
 from reconciler.ledger.effects import Effect, Target
 from reconciler.ledger.gates import Gate, Trigger
 from reconciler.ledger.handlers import Handle, Handler
+from reconciler.ledger.keys import Source
+from reconciler.ledger.kinds import is_dated
 from reconciler.ledger.sql_text import read_statement
 from reconciler.ledger.triggers import Reacting, nearest, read_trigger
 from reconciler.ledger.user_sql import ApplyStep
@@ -82,6 +85,9 @@ def compile_effect(
         header: attempt(f"headers.{header}", compile_template, value, names=EFFECT_NAMES)
         for header, value in effect.headers.items()
     }
+    for header, template in headers.items():
+        if template is not None:
+            attempt(f"headers.{header}", check_static_header, header, template)
     json = attempt("json", compile_json, effect.json_, names=EFFECT_NAMES)
     said = effect.idempotency_key
     key = None
@@ -102,7 +108,23 @@ def compile_effect(
         key=key,
         lasting=key is not None and not key.names & {"version", "event_id"},
         max_age=effect.max_age,
+        dated=dated_kinds(compiler.settings),
     )
+
+
+def dated_kinds(settings: Settings) -> frozenset[Source]:
+    return frozenset(
+        (sender, kind)
+        for sender, its in settings.senders.items()
+        for kind, resource in its.resources.items()
+        if is_dated(resource)
+    )
+
+
+def check_static_header(name: str, template: Template) -> None:
+    """Refuse at the start what no event could make right."""
+    if all(isinstance(piece, str) for piece in template.pieces):
+        check_headers({name: template.source})
 
 
 def compile_apply(

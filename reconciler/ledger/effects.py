@@ -14,7 +14,7 @@ from reconciler.ledger.calls import Call, CallError, freeze
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.event import Event
 from reconciler.ledger.gates import Gate
-from reconciler.ledger.keys import usual_key
+from reconciler.ledger.keys import Source, usual_key
 
 UNUSABLE = (ExpressionError, NotJsonError, CallError)  #: what makes an effect `unrendered`
 
@@ -81,18 +81,23 @@ def reason_to_skip(effect: Effect, cause: Cause, *, now: datetime | None) -> str
     if cause.suppressed is not None or effect.max_age is None:
         return cause.suppressed
     assert now is not None
-    happened = happened_at(cause.event)
+    happened = happened_at(cause.event, dated=effect.dated)
     return MAX_AGE if happened is not None and now - happened > effect.max_age else None
 
 
-def happened_at(event: Event) -> datetime | None:
+def happened_at(event: Event, *, dated: frozenset[Source]) -> datetime | None:
     """When it happened by the sender's clock; None where the sender did not say."""
     if event.occurred_at is not None:
         return event.occurred_at
-    if event.observation is None or event.observation.changed_at is None:
+    seen = event.observation
+    if seen is None:
         return None
-    changed_at = timedelta(microseconds=event.observation.changed_at // 1000)
-    return datetime.fromtimestamp(0, UTC) + changed_at
+    nanoseconds = seen.changed_at
+    if nanoseconds is None and (event.sender, seen.kind) in dated:
+        nanoseconds = seen.version
+    if nanoseconds is None:
+        return None
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=nanoseconds // 1000)
 
 
 def key_of(effect: Effect, cause: Cause, names: Mapping[str, Any]) -> str:
@@ -144,3 +149,4 @@ class Effect:
     key: Template | None  #: None: the usual key
     lasting: bool  #: the key names neither version nor event
     max_age: timedelta | None
+    dated: frozenset[Source]  #: (sender, kind) whose versions are times

@@ -36,6 +36,11 @@ def is_observed(resource: ResourceSettings) -> bool:
     return isinstance(resource.version, VersionSpec) and resource.version.kind == "observed"
 
 
+def is_dated(resource: ResourceSettings) -> bool:
+    """Whether its versions are times of the sender's clock."""
+    return isinstance(resource.version, VersionSpec) and resource.version.kind == "timestamp"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRules:
     """One kind of one sender."""

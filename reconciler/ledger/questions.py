@@ -9,9 +9,9 @@ from itertools import combinations
 from reconciler.errors import Problem
 from reconciler.ledger.globs import can_meet, matches
 from reconciler.ledger.handlers import Handler
-from reconciler.ledger.kinds import about, is_observed
+from reconciler.ledger.kinds import about, is_dated, is_observed
 from reconciler.ledger.triggers import Reacting
-from reconciler.settings.models import EffectSettings, Settings, VersionSpec
+from reconciler.settings.models import EffectSettings, Settings
 
 
 def questions(settings: Settings, handlers: Sequence[Handler]) -> Iterator[Problem]:
@@ -116,7 +116,7 @@ def unknown_age(settings: Settings, name: str, effect: EffectSettings) -> Iterat
                     and matches([glob], kind)
                     and resource.list is not None
                     and not dated
-                    and not versions_are_times(resource.version)
+                    and not is_dated(resource)
                 ):
                     message = (
                         f"a correction of {sender_name}:{kind} has no age: say where its listing"
@@ -129,10 +129,6 @@ def unknown_age(settings: Settings, name: str, effect: EffectSettings) -> Iterat
                     f" senders.{sender_name}.event.occurred_at"
                 )
                 yield Problem(key=key, message=message)
-
-
-def versions_are_times(version: str | VersionSpec) -> bool:
-    return isinstance(version, VersionSpec) and version.kind == "timestamp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

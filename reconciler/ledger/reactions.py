@@ -10,7 +10,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.enqueue import enqueue
-from outbox.entry import NewEntry, State, bounded
+from outbox.entry import Enqueued, NewEntry, State, bounded
 from reconciler import database
 from reconciler.errors import ReconcilerError
 from reconciler.ledger.causes import Cause, names_for
@@ -51,9 +51,12 @@ async def react(
         told = Explained(cause=cause)
         if explain is not None:
             explain.append(told)
+        if not reaction:
+            entries.append([])
+            continue
         names = names_for(cause)
         await run_apply(connection, reaction.applies, cause, names, told=told)
-        sending = Sending(cause=cause, targets=rules.targets, configured=rules.effects, asked=asked)
+        sending = sending_for(rules, cause, asked)
         await run_handlers(connection, reaction, cause, names, sending=sending, told=told)
         owed: list[NewEntry] = []
         for effect in reaction.effects:
@@ -73,6 +76,18 @@ def reactions_to(rules: Rules, cause: Cause) -> Reactions:
         return sender.facts_for(event.type)
     assert event.kind is not None
     return sender.changes_for(event.kind)
+
+
+def sending_for(rules: Rules, cause: Cause, asked: set[tuple[str, str, str]]) -> Sending:
+    event = cause.event
+    observed = cause.what == "change" and rules.senders[event.sender].observed(event.kind or "")
+    return Sending(
+        cause=cause,
+        targets=rules.targets,
+        configured=rules.effects,
+        observed=observed,
+        asked=asked,
+    )
 
 
 async def run_apply(
@@ -133,24 +148,27 @@ async def write(
 ) -> list[list[Asked]]:
     """Put all entries into the outbox at once and hand the answers back cause by cause."""
     flat = [entry for one in entries for entry in one]
-    written = iter(zip(flat, await enqueue(connection, flat), strict=True))
-    asked = []
-    for one in entries:
-        answers = [next(written) for _ in one]
-        asked.append(
-            [
-                Asked(
-                    effect=entry.effect,
-                    destination=entry.destination,
-                    idempotency_key=answer.idempotency_key,
-                    state=answer.state,
-                    reason=answer.reason,
-                    entry=entry,
-                )
-                for entry, answer in answers
-            ]
+    written = iter(await enqueue(connection, flat))
+    return [[asked_for(entry, next(written)) for entry in one] for one in entries]
+
+
+def asked_for(entry: NewEntry, answer: Enqueued) -> Asked:
+    if answer.state is State.PENDING and answer.reason is not None:
+        log.error(
+            "ledger.effect_unrendered",
+            effect=entry.effect,
+            sender=entry.sender,
+            event_id=entry.event_id,
+            reason=answer.reason,
         )
-    return asked
+    return Asked(
+        effect=entry.effect,
+        destination=entry.destination,
+        idempotency_key=answer.idempotency_key,
+        state=answer.state,
+        reason=answer.reason,
+        entry=entry,
+    )
 
 
 def raise_unless_passing(error: Exception, *, where: str, event: Event) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from reconciler.errors import ConfigError, Problem
@@ -19,6 +19,7 @@ from reconciler.ledger.compiling import (
 from reconciler.ledger.effects import Effect, Target
 from reconciler.ledger.event import Event
 from reconciler.ledger.field_questions import field_questions
+from reconciler.ledger.gates import Gate
 from reconciler.ledger.globs import matches
 from reconciler.ledger.handlers import Handler
 from reconciler.ledger.key_questions import key_questions
@@ -30,6 +31,9 @@ from reconciler.settings.models import Settings
 
 Readers = Mapping[str, Mapping[str, KindReader]]  #: by sender, then by kind
 Reread = Callable[[str, bytes, Mapping[str, str], str], Event]
+
+KEPT_TYPES = 1000  #: whose rules are remembered, of each sender
+KEPT_LENGTH = 256  #: characters of a type that is remembered
 
 
 def compile_rules(
@@ -97,6 +101,15 @@ class Reactions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TypeRules:
+    """What the type of an event decides."""
+
+    kind: KindRules | None  #: that it is about
+    facts: Reactions
+    also_reads: tuple[AlsoRead, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SenderRules:
     """What we follow of one sender, and what reacts to it."""
 
@@ -110,9 +123,23 @@ class SenderRules:
     grace: timedelta
     max_failures: int
 
+    _by_type: dict[str, TypeRules] = field(default_factory=dict, repr=False, compare=False)
+    _by_kind: dict[str, Reactions] = field(default_factory=dict, repr=False, compare=False)
+
+    def type_rules(self, event_type: str) -> TypeRules:
+        """All that the type of an event decides; kept, for a sender has few types."""
+        found = self._by_type.get(event_type)
+        if found is None:
+            found = self._rules_of(event_type)
+            if len(event_type) <= KEPT_LENGTH:
+                if len(self._by_type) >= KEPT_TYPES:
+                    self._by_type.clear()
+                self._by_type[event_type] = found
+        return found
+
     def rules_for(self, event_type: str) -> KindRules | None:
         """The kind that events of this type are about; at most one."""
-        return next((kind for kind in self.kinds.values() if matches(kind.about, event_type)), None)
+        return self.type_rules(event_type).kind
 
     def kind_for(self, event_type: str) -> KindReader | None:
         """What reads the resource that events of this type are about."""
@@ -121,31 +148,22 @@ class SenderRules:
 
     def facts_for(self, event_type: str) -> Reactions:
         """What the fact that an event of this type happened sets off."""
-        return Reactions(
-            applies=tuple(s for s in self.applies if s.gate.takes_fact(self.name, event_type)),
-            handlers=tuple(s for s in self.handlers if s.gate.takes_fact(self.name, event_type)),
-            effects=tuple(s for s in self.effects if s.gate.takes_fact(self.name, event_type)),
-        )
+        return self.type_rules(event_type).facts
 
     def changes_for(self, kind: str) -> Reactions:
         """What a newer state of a resource of this kind sets off."""
-        return Reactions(
-            applies=tuple(s for s in self.applies if s.gate.takes_change(self.name, kind)),
-            handlers=tuple(s for s in self.handlers if s.gate.takes_change(self.name, kind)),
-            effects=tuple(s for s in self.effects if s.gate.takes_change(self.name, kind)),
-        )
+        if kind not in self._by_kind:
+            self._by_kind[kind] = self._reactions(lambda gate: gate.takes_change(self.name, kind))
+        return self._by_kind[kind]
 
     def also_read_for(self, event_type: str) -> tuple[AlsoRead, ...]:
         """The reads of other resources that an event of this type asks for."""
-        return tuple(one for one in self.also_reads if matches(one.on, event_type))
+        return self.type_rules(event_type).also_reads
 
     def known(self, event_type: str) -> bool:
         """Whether anything names this type; events of other types are `ignored`."""
-        return bool(
-            self.rules_for(event_type)
-            or self.facts_for(event_type)
-            or self.also_read_for(event_type)
-        )
+        rules = self.type_rules(event_type)
+        return bool(rules.kind or rules.facts or rules.also_reads)
 
     def has_get(self, kind: str) -> bool:
         return self.kinds[kind].has_get
@@ -155,6 +173,21 @@ class SenderRules:
 
     def observed(self, kind: str) -> bool:
         return self.kinds[kind].observed
+
+    def _rules_of(self, event_type: str) -> TypeRules:
+        kinds = (kind for kind in self.kinds.values() if matches(kind.about, event_type))
+        return TypeRules(
+            kind=next(kinds, None),
+            facts=self._reactions(lambda gate: gate.takes_fact(self.name, event_type)),
+            also_reads=tuple(one for one in self.also_reads if matches(one.on, event_type)),
+        )
+
+    def _reactions(self, takes: Callable[[Gate], bool]) -> Reactions:
+        return Reactions(
+            applies=tuple(step for step in self.applies if takes(step.gate)),
+            handlers=tuple(step for step in self.handlers if takes(step.gate)),
+            effects=tuple(effect for effect in self.effects if takes(effect.gate)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

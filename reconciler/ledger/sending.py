@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from reconciler.ledger.effects import Target
 from reconciler.ledger.keys import sent_key
 from reconciler.ledger.sql_text import read_statement
 from reconciler.ledger.triggers import nearest
+
+SEPARATORS = re.compile(r"[:/|,; ]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Sending:
     cause: Cause
     targets: Mapping[str, Target]
     configured: frozenset[str]  #: names of effects that the configuration has
+    observed: bool  #: whether the change's version is the moment of our own read
     asked: set[tuple[str, str, str]]  #: (sender, event id, effect) of the whole batch
     entries: list[NewEntry] = field(default_factory=list)
 
@@ -70,7 +74,7 @@ class Sending:
             has_json=json is not None,
         )
         event = self.cause.event
-        said = sent_key(self.cause, effect) if key is None else key
+        said = self.usual(effect) if key is None else key
         if not said.strip():
             raise CallError("the idempotency key is empty")
         self.entries.append(
@@ -85,8 +89,8 @@ class Sending:
                 ordered=target.ordered,
                 destination=target.name,
                 idempotency_key=target.outgoing(said),
-                # a key of the handler's own making: what it stands for is not ours to see
-                lasting=key is not None and event.event_id not in key,
+                # what else a key of the handler's own stands for is not ours to see
+                lasting=key is not None and event.event_id not in SEPARATORS.split(key),
                 idempotent=target.idempotent if idempotent is None else idempotent,
                 method=call.method,
                 path=call.path,
@@ -95,6 +99,14 @@ class Sending:
                 skip=self.cause.suppressed,
             )
         )
+
+    def usual(self, effect: str) -> str:
+        if self.observed:
+            raise CallError(
+                f"{self.cause.event.kind} has no version of its own: say key=, like"
+                f' key=f"{effect}:{{event.key}}" for what happens once in a resource\'s life'
+            )
+        return sent_key(self.cause, effect)
 
     def target(self, destination: str) -> Target:
         if destination not in self.targets:

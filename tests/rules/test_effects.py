@@ -170,6 +170,31 @@ async def test_what_is_too_old_is_recorded_and_not_called(connection, happened, 
     assert (None if state is PENDING else "max_age") == asked.reason
 
 
+async def test_a_version_that_is_a_time_tells_the_age(connection):
+    """Many senders have nothing but `updated_at`: it is version and time at once."""
+    bill = """
+        [senders.shop.resources.bill]
+        on = ["bill.*"]
+        key = "id"
+        version = { value = "updated", kind = "timestamp" }
+        [effects.remind]
+        on_change = ["shop:bill"]
+        max_age = "48h"
+        destination = "payments"
+        request = "POST /v1/reminders"
+        """
+    rules = rules_for(bill)
+
+    def corrected(**age):
+        cause = change(version=int(ago(**age).timestamp() * 10**9), event_id=f"correction:{age}")
+        seen = replace(cause.event.observation, kind="bill")
+        return replace(cause, event=replace(cause.event, observation=seen))
+
+    asked = await react(connection, rules, [corrected(hours=47), corrected(hours=49)])
+
+    assert [(PENDING, None), (SKIPPED, "max_age")] == [(one.state, one.reason) for [one] in asked]
+
+
 @pytest.mark.parametrize(
     ("broken", "fault"),
     [

@@ -222,6 +222,50 @@ async def test_before_the_baseline_a_handler_writes_and_calls_nothing(connection
     assert (SKIPPED, "baseline") == (asked.state, asked.reason)
 
 
+async def test_a_key_of_the_handlers_own_is_remembered_as_long_as_the_resource(connection):
+    """What happens once in a resource's life; but not where it names the event anyway."""
+
+    @handler("shop", on_change="order")
+    async def capture(event, tx):
+        await tx.send("payments", "POST /v1/a", effect="once", key=f"once:{event.key}")
+        await tx.send("payments", "POST /v1/b", effect="each", key=f"each:{event.event_id}")
+        await tx.send("payments", "POST /v1/c", effect="usual")
+
+    [asked] = await react(connection, rules_with(capture), [change()])
+
+    assert [("once", True), ("each", False), ("usual", False)] == [
+        (one.effect, one.entry.lasting) for one in asked
+    ]
+    assert [0, 1, 2] == [one.entry.position for one in asked]
+
+
+async def test_a_kind_without_versions_needs_a_key_from_its_handler(connection):
+    """The moment of our read is no version: another path would have another, and call twice."""
+    stock = """
+        [senders.shop.resources.stock]
+        key = "sku"
+        version = { kind = "observed" }
+        [senders.shop.resources.stock.get]
+        path = "/v1/stock/{{ key }}"
+        """
+
+    @handler("shop", on_change="stock")
+    async def reorder(event, tx):
+        await tx.send("payments", "POST /v1/orders", effect="reorder", key=event.body["say"])
+
+    read = change(version=1_700_000_000_000_000_000)
+    seen = replace(read.event.observation, kind="stock")
+    rules = rules_with(reorder, text=stock)
+
+    def saying(key):
+        return replace(read, event=replace(read.event, observation=seen, body={"say": key}))
+
+    [[asked]] = await react(connection, rules, [saying("reorder:ord_42")])
+    assert "reorder:ord_42" == asked.idempotency_key
+    with pytest.raises(UserStepError, match="key="):
+        await react(connection, rules, [saying(None)])
+
+
 async def test_statements_come_before_handlers_and_handlers_in_file_order(connection):
     """The order of the file is the order of the transaction."""
     seen = []

@@ -144,6 +144,7 @@ def test_either_answer_will_do(answer):
             RECEIPT + 'headers = { Content-Length = "3" }',
             "effects.receipt.headers.Content-Length", "send time",
         ),
+        (RECEIPT + 'headers = { X-A = " b" }', "effects.receipt.headers.X-A", "printable"),
         (RECEIPT + 'headers = { X-A = "{{ q }}" }', "effects.receipt.headers.X-A", "q"),
         (
             RECEIPT + 'idempotency_key = "{{ evnt_id }}"',

@@ -281,6 +281,23 @@ async def test_statements_obey_becomes_when_and_the_order_of_the_file(connection
     ]
 
 
+async def test_without_parameters_a_percent_sign_is_still_one(connection):
+    """The driver reads percent signs only where it is given parameters, or so one might think."""
+    await connection.exec_driver_sql("create table kept (text text)")
+    rules = rules_for(
+        step("insert into kept values ('100%'), ('%s'), ('%%'), ((7 % 4)::text)", {})
+        + step("select text from kept where text like '%1%'", {}, "expect_rows = 1")
+    )
+    explain = []
+
+    await react(connection, rules, [change()], explain=explain)
+
+    assert ["%%", "%s", "100%", "3"] == sorted(
+        text for (text,) in await rows(connection, "select text from kept")
+    )
+    assert [4, 1] == [ran.rows for ran in explain[0].ran]
+
+
 async def test_a_failing_statement_blames_its_event(engine, connection):
     """The ledger learns which event of the batch, and the operator which statement."""
     await connection.exec_driver_sql("create table refunds (id text primary key)")
