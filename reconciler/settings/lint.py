@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 from reconciler.errors import Problem
 from reconciler.settings.addresses import is_loopback
-from reconciler.settings.documents import Finding
+from reconciler.settings.documents import Finding, dotted
 from reconciler.settings.explain import spell_duration
-from reconciler.settings.load import Loaded
 from reconciler.settings.models import DestinationSettings, SenderSettings, Settings
 from reconciler.settings.positions import KeyPath
 from reconciler.settings.secrets import Secrets, references
@@ -19,16 +18,19 @@ USUAL_TOLERANCE = timedelta(minutes=5)
 SHORT_TOLERANCE = timedelta(seconds=30)
 
 
-def lint(loaded: Loaded) -> list[Problem]:
-    """Find what deserves a second look. None of it stops the daemon."""
-    settings = loaded.settings
+def lint(settings: Settings, *, secrets: Secrets | None = None) -> list[Problem]:
+    """
+    Find what deserves a second look; none of it stops the daemon.
+
+    With the *secrets*, also those that two senders share. `Loaded.place` adds file and line.
+    """
     found = [
         *_settings(settings),
-        *_secrets(settings, loaded.secrets),
+        *_secrets(settings, secrets),
         *(each for name in settings.senders for each in _sender(name, settings)),
         *(each for name in settings.destinations for each in _destination(name, settings)),
     ]
-    return [loaded.document.problem(finding, main=loaded.path) for finding in found]
+    return [Problem(key=dotted(finding.path), message=finding.message) for finding in found]
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
@@ -43,12 +45,12 @@ def _settings(settings: Settings) -> Iterator[Finding]:
         yield Finding(path=("destinations", name), message="no effect goes there")
 
 
-def _secrets(settings: Settings, secrets: Secrets) -> Iterator[Finding]:
+def _secrets(settings: Settings, secrets: Secrets | None) -> Iterator[Finding]:
     seen: dict[str, KeyPath] = {}
     for path, reference in references(settings):
         if reference.startswith("file:"):
             yield from _readable(path, Path(reference.removeprefix("file:")))
-        if path[2:3] != ("secrets",):
+        if secrets is None or path[2:3] != ("secrets",):
             continue
         other = seen.setdefault(secrets.resolve(reference), path)
         if other != path:

@@ -50,6 +50,7 @@ def examine(path: Path | None = None, *, environ: Mapping[str, str] = os.environ
         secrets, unread = read_secrets(salvaged.settings, environ)
         found = [*check(salvaged.settings), *unread]
         findings += [each for each in map(salvaged.original, found) if each is not None]
+        salvaged.gone |= {finding.path for finding in findings}
     problems += [document.problem(finding, main=main) for finding in findings]
     problems.sort(key=lambda problem: (str(problem.file or ""), problem.line or 0))
     if salvaged.settings is None:

@@ -47,10 +47,10 @@ def _last_first(path: KeyPath) -> tuple[Any, ...]:
     return (-len(path), tuple((-part, "") if isinstance(part, int) else (0, part) for part in path))
 
 
-def _stand_in(field: FieldInfo) -> object:
+def _stand_in(key: str | int, field: FieldInfo) -> object:
     kind: Any = Annotated[field.annotation, Spelled("stand-in"), *field.metadata]
     adapter = TypeAdapter[object](kind)
-    for candidate in STAND_INS:
+    for candidate in STAND_INS if key != "base_url" else ("https://placeholder.invalid",):
         with suppress(ValidationError):
             adapter.validate_python(candidate)
             return candidate
@@ -87,7 +87,7 @@ class Salvaged:
             del self.kept[at][last]
         elif isinstance(inner, dict) and last in inner:
             del inner[last]
-        elif (field := field_at(path)) and (stand_in := _stand_in(field)) is not None:
+        elif (field := field_at(path)) and (stand_in := _stand_in(last, field)) is not None:
             inner[last] = stand_in
         elif path:
             self.set_aside(tree, path[:-1])
@@ -123,7 +123,7 @@ class Salvaged:
     def rests_on_mistake(self, path: KeyPath) -> bool:
         """Whether what is wrong at *path* may only be so because something was set aside."""
         known = self.path(path) or path
-        if self._lost(known):
+        if self._lost(known) or any(gone[: len(known)] == known for gone in self.gone):
             return True
         tables = {gone[0] for gone in self.gone if len(gone) <= 2}
         kinds = {gone[0] for gone in self.gone if gone[0] == "senders" and len(gone) <= 4}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.errors import ConfigError
-from reconciler.settings import load
+from reconciler.operations.assembly import assemble
 
 FILES = sorted(Path(__file__).parent.glob("broken/*.toml"))
 ENVIRONMENT = {
@@ -25,14 +25,15 @@ def test_there_are_enough_of_them():
 def test_a_mistake_is_named_with_its_place_and_its_remedy(file):
     """
     One mistake gives one message: with the file, the line (marked `# here`), the key, and
-    what would be right. A secret that was written into the file is not in it.
+    what would be right. A secret that was written into the file is not in it. This is what
+    `check` does, and `serve` before anything else.
     """
     text = file.read_text(encoding="utf-8")
     key, words = re.fullmatch(r"# expect: (\S+) \| (.+)", text.splitlines()[0]).groups()
     marked = [number for number, line in enumerate(text.splitlines(), 1) if "# here" in line]
 
     with pytest.raises(ConfigError) as refused:
-        load(file, environ=ENVIRONMENT)
+        assemble(file, environ=ENVIRONMENT)
 
     (problem,) = refused.value.problems
     assert key == problem.key
