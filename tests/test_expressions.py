@@ -121,6 +121,8 @@ VALUES = {
     "state.price + 1": Decimal("13.30"),
     "state.price - '0.01'|decimal": Decimal("12.29"),
     "'0.1'|decimal + '0.2'|decimal": Decimal("0.3"),
+    "1 / 2 ** 100 * 2 ** 100 == 1": True,
+    "(10 ** 60 + 1) / 1 == 10 ** 60 + 1": True,
     "7 // 2": 3,
     "-7 // 2": -4,
     "-7 % 3": 2,
@@ -389,8 +391,12 @@ def test_in_a_resource_every_name_is_a_member_of_the_object():
     obj = {"body": 1, "headers": 2, "state": 3, "items": 4, "true ": 5}
     for name in ("body", "headers", "state", "items"):
         assert obj[name] == compile_expression(name).value(obj)
-    for other in (None, "text", 7, [1]):
+    for other in (None, "text", 7, [1], {}):
         assert compile_expression("body").value(other) is None
+    for name in ("keys", "get", "pop", "__class__"):
+        assert compile_expression(name).value({}) is None
+        assert compile_expression(f"h.{name}").value({"h": CaseInsensitive()}) is None
+        assert compile_expression(f"h[{name!r}]").value({"h": CaseInsensitive()}) is None
 
 
 def test_an_expression_knows_what_it_reads():
@@ -640,6 +646,14 @@ def test_results_are_bounded_in_size_and_time():
         with contextlib.suppress(ExpressionError):
             check_size(compile_expression(source).value(largest))
     assert time.perf_counter() - started < 5
+
+
+def test_a_power_is_refused_before_it_is_worked_out():
+    started = time.perf_counter()
+    for base in (10**4299 - 1, -(10**4299), Decimal(10**4299 - 1)):
+        with pytest.raises(ExpressionError, match="4300 digits"):
+            compile_expression("n ** 1000").value({"n": base})
+    assert time.perf_counter() - started < 0.5
 
 
 def test_the_same_expression_serves_many_threads():

@@ -55,7 +55,7 @@ def test_an_integer_version_is_a_whole_number_or_its_digits(value, expected):
 NO_INTEGERS = [
     *(None, True, False, Decimal("7.0"), Decimal(7), Decimal("1E+3"), [], {}, [7], ""),
     *(" 7 ", "7 ", "\n7", "7\n", "7.0", "1_0", "+7", "07", "00", "-0", "-07", "- 7", "0x7", "1e3"),
-    *("seven", "v7", "\u0667", "\uff17", "7\x00", "--7", "-"),
+    *("seven", "v7", "\u0667", "1\u0667", "\uff17", "7\x00", "--7", "-"),
 ]
 
 
