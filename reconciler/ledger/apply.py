@@ -156,9 +156,7 @@ async def run_reactions(
     causes = [(case, cause) for case in batch.cases for cause in case.causes]
     if not causes:
         return
-    asked = await react(
-        connection, batch.rules, [cause for _, cause in causes], explain=explain
-    )
+    asked = await react(connection, batch.rules, [cause for _, cause in causes], explain=explain)
     for (case, _), calls in zip(causes, asked, strict=True):
         case.effects.extend(calls)
 

@@ -57,8 +57,7 @@ async def load(connection: AsyncConnection, ids: Collection[EventId]) -> "dict[E
         return {}
     found = await connection.execute(_LOAD, {"rows": event_rows(ids)})
     return {
-        (row.sender, row.event_id): Body(raw=bytes(row.body), headers=row.headers)
-        for row in found
+        (row.sender, row.event_id): Body(raw=bytes(row.body), headers=row.headers) for row in found
     }
 
 
@@ -67,9 +66,7 @@ async def drop(connection: AsyncConnection, ids: Collection[EventId]) -> None:
         await connection.execute(_DROP, {"rows": event_rows(ids)})
 
 
-async def purge(
-    connection: AsyncConnection, sender: str, *, keep: timedelta, batch: int
-) -> int:
+async def purge(connection: AsyncConnection, sender: str, *, keep: timedelta, batch: int) -> int:
     """
     Delete up to *batch* bodies that came longer ago than *keep*; return how many.
 

@@ -55,11 +55,7 @@ async def claim_round(
 ) -> list[Case]:
     """Settle the first case of each id; return those that have to be looked at again."""
     first: dict[EventId, Case] = {}
-    twins: list[Case] = []
-    for case in pending:
-        if first.setdefault(case.id, case) is not case:
-            twins.append(case)
-
+    twins = [case for case in pending if first.setdefault(case.id, case) is not case]
     wanted = {id_: case for id_, case in first.items() if case.fault is None}
     rows = [
         claims.claim_row(case.event, outcome=case.outcome) for _, case in sorted(wanted.items())

@@ -11,8 +11,6 @@ from sqlalchemy import (
     ColumnElement,
     Index,
     PrimaryKeyConstraint,
-    Row,
-    Select,
     Table,
     Text,
     and_,
@@ -20,7 +18,6 @@ from sqlalchemy import (
     func,
     or_,
     select,
-    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
@@ -32,6 +29,7 @@ from reconciler.ledger.event import Event, Outcome
 from reconciler.ledger.rowsets import (
     EVENT_ID,
     RESOURCE_ID,
+    AnyRow,
     C,
     EventId,
     ResourceId,
@@ -40,6 +38,7 @@ from reconciler.ledger.rowsets import (
     event_rows,
     interval,
     moment_text,
+    page,
     record_set,
 )
 
@@ -88,6 +87,11 @@ def claim_row(event: Event, *, outcome: Outcome) -> dict[str, Any]:
         "body_digest": body_digest(event),
         "state_digest": state_digest(event),
     }
+
+
+def fact_row(claim_: AnyRow) -> dict[str, Any]:
+    """A claim that is made already, as `claim_row` has it."""
+    return {name: getattr(claim_, name) for name in _CLAIM_TYPES}
 
 
 def body_digest(event: Event) -> str:
@@ -143,7 +147,7 @@ async def told_before(
 
 async def deferred(
     connection: AsyncConnection, reads: Iterable[tuple[ResourceId, datetime]]
-) -> Sequence[Row[Any]]:
+) -> Sequence[AnyRow]:
     """The deferred claims about resources that were made before a time, oldest first, locked."""
     rows = [
         {"sender": sender, "kind": kind, "key": key, "before": moment_text(before)}
@@ -196,7 +200,7 @@ async def purge(
     return count, latest
 
 
-async def show(connection: AsyncConnection, sender: str, event_id: str) -> Row[Any] | None:
+async def show(connection: AsyncConnection, sender: str, event_id: str) -> AnyRow | None:
     """One claim; None where there is none."""
     statement = select(processed_events).where(
         _claims.sender == sender, _claims.event_id == event_id
@@ -204,29 +208,30 @@ async def show(connection: AsyncConnection, sender: str, event_id: str) -> Row[A
     return (await connection.execute(statement)).one_or_none()
 
 
-async def list_claims(
+async def list_claims(  # noqa: PLR0913 - filters
     connection: AsyncConnection,
     *,
-    equal: Mapping[str, str] | None = None,
+    sender: str | None = None,
+    kind: str | None = None,
+    key: str | None = None,
+    event_type: str | None = None,
+    outcome: str | None = None,
     after: tuple[datetime, str, str] | None = None,
     limit: int = 50,
-) -> Sequence[Row[Any]]:
-    """
-    Claims, the latest first, whose columns are *equal* to what is given.
-
-    *after* is (processed_at, sender, event_id) of the last one seen.
-    """
-    statement: Select[Any] = select(processed_events)
-    for name, value in (equal or {}).items():
-        statement = statement.where(_claims[name] == value)
-    if after is not None:
-        moment, *last = after
-        same_moment = and_(
-            _claims.processed_at == moment, tuple_(_claims.sender, _claims.event_id) > tuple_(*last)
-        )
-        statement = statement.where(or_(_claims.processed_at < moment, same_moment))
-    latest_first = (_claims.processed_at.desc(), _claims.sender, _claims.event_id)
-    return (await connection.execute(statement.order_by(*latest_first).limit(limit))).all()
+) -> Sequence[AnyRow]:
+    """Claims, the latest first; *after* is (processed_at, sender, event_id) of the last seen."""
+    equal = {
+        _claims.sender: sender,
+        _claims.kind: kind,
+        _claims.key: key,
+        _claims.event_type: event_type,
+        _claims.outcome: outcome,
+    }
+    place = (_claims.processed_at, _claims.sender, _claims.event_id)
+    statement = page(
+        tuple(_claims), place, equal=equal, after=after, limit=limit, latest_first=True
+    )
+    return (await connection.execute(statement)).all()
 
 
 async def count_outcomes(connection: AsyncConnection) -> dict[tuple[str, str], int]:

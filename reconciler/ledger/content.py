@@ -9,9 +9,7 @@ from reconciler.ledger.event import Observation, Origin
 State = Mapping[str, Json]
 
 
-def is_same(
-    held: State | None, seen: Observation, *, origin: Origin, declared: bool
-) -> bool:
+def is_same(held: State | None, seen: Observation, *, origin: Origin, declared: bool) -> bool:
     """
     Tell whether *seen* says nothing else than what we hold.
 

@@ -1,6 +1,6 @@
 """Corrections: what the reconciler found to differ and put right."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -10,8 +10,6 @@ from sqlalchemy import (
     Column,
     Index,
     PrimaryKeyConstraint,
-    Row,
-    Select,
     Table,
     Text,
     Uuid,
@@ -25,7 +23,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.database import metadata, uuid7
 from reconciler.ledger.guard import DriftKind
-from reconciler.ledger.rowsets import RESOURCE_ID, C, ResourceId, Time, record_set
+from reconciler.ledger.rowsets import (
+    RESOURCE_ID,
+    AnyRow,
+    C,
+    ResourceId,
+    Time,
+    page,
+    record_set,
+)
 
 corrections = Table(
     "corrections",
@@ -83,10 +89,8 @@ async def record(connection: AsyncConnection, made: Sequence[Correction]) -> Non
         await connection.execute(_RECORD, {"rows": rows})
 
 
-async def mark_late(
-    connection: AsyncConnection, late: Collection[tuple[ResourceId, int]]
-) -> None:
-    """Note on corrections that the event that they stood in for (resource, version) came at last."""
+async def mark_late(connection: AsyncConnection, late: Collection[tuple[ResourceId, int]]) -> None:
+    """Note on the corrections of (resource, version) that the event they stood in for came."""
     rows = [
         {"sender": sender, "kind": kind, "key": key, "version": version}
         for (sender, kind, key), version in sorted(set(late))
@@ -95,23 +99,29 @@ async def mark_late(
         await connection.execute(_MARK_LATE, {"rows": rows})
 
 
-async def list_corrections(
+async def list_corrections(  # noqa: PLR0913 - filters
     connection: AsyncConnection,
     *,
-    equal: Mapping[str, Any] | None = None,
+    sender: str | None = None,
+    kind: str | None = None,
+    key: str | None = None,
+    run_id: UUID | None = None,
     after: UUID | None = None,
     limit: int = 50,
-) -> Sequence[Row[Any]]:
-    """Corrections, the latest first, whose columns are *equal* to what is given."""
-    statement: Select[Any] = select(corrections)
-    for name, value in (equal or {}).items():
-        statement = statement.where(_made[name] == value)
-    if after is not None:
-        statement = statement.where(_made.id < after)
-    return (await connection.execute(statement.order_by(_made.id.desc()).limit(limit))).all()
+) -> Sequence[AnyRow]:
+    """Corrections, the latest first; *after* is the id of the last one seen."""
+    statement = page(
+        tuple(_made),
+        (_made.id,),
+        equal={_made.sender: sender, _made.kind: kind, _made.key: key, _made.run_id: run_id},
+        after=None if after is None else (after,),
+        limit=limit,
+        latest_first=True,
+    )
+    return (await connection.execute(statement)).all()
 
 
-async def show(connection: AsyncConnection, id_: UUID) -> Row[Any] | None:
+async def show(connection: AsyncConnection, id_: UUID) -> AnyRow | None:
     return (await connection.execute(select(corrections).where(_made.id == id_))).one_or_none()
 
 

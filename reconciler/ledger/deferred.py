@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import structlog
-from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.errors import ReconcilerError
@@ -19,8 +17,8 @@ from reconciler.ledger.event import Event, Origin, Outcome
 from reconciler.ledger.fetches import Answer
 from reconciler.ledger.guard import Held
 from reconciler.ledger.guarding import raised, reacts
-from reconciler.ledger.resources import Locked
-from reconciler.ledger.rowsets import EventId, ResourceId, moment_text
+from reconciler.ledger.locked import Locked
+from reconciler.ledger.rowsets import AnyRow, EventId, ResourceId, moment_text
 
 log = structlog.get_logger()
 
@@ -44,9 +42,7 @@ async def settle(connection: AsyncConnection, batch: Batch, locked: Locked) -> N
     await fetches.put_off(
         connection, [answer_of(case) for case in reads.values() if not settles(case)]
     )
-    telling = {
-        resource: case for resource, case in reads.items() if settles(case) or writes(case)
-    }
+    telling = {resource: case for resource, case in reads.items() if settles(case) or writes(case)}
     before = [(resource, started(case)) for resource, case in telling.items()]
     waiting = await claims.deferred(connection, before) if before else ()
     due = [row for row in waiting if is_due(row, locked.now[resource_of(row)], telling)]
@@ -59,7 +55,7 @@ async def count(
     batch: Batch,
     locked: Locked,
     telling: Mapping[ResourceId, Case],
-    due: Sequence[Row[Any]],
+    due: Sequence[AnyRow],
 ) -> None:
     """Make the events of *due* claims again, and add their facts to the reads that answer them."""
     ids = [(row.sender, row.event_id) for row in due]
@@ -77,9 +73,7 @@ async def count(
         batch.outcomes[id_] = Outcome.APPLIED
         case = telling[resource]
         held = locked.now[resource]
-        if held.version is not None and reacts(
-            case.sender.facts_for(event.type), stale=False
-        ):
+        if held.version is not None and reacts(case.sender.facts_for(event.type), stale=False):
             held = locked.now[resource] = raised(held)
         case.causes.append(
             Cause(
@@ -90,7 +84,7 @@ async def count(
         )
 
 
-async def told_twice(connection: AsyncConnection, due: Sequence[Row[Any]]) -> set[EventId]:
+async def told_twice(connection: AsyncConnection, due: Sequence[AnyRow]) -> set[EventId]:
     """Which of *due* claims tell a fact that was told before under another id."""
     told: set[tuple[object, ...]] = set()
     twice: set[EventId] = set()
@@ -102,14 +96,13 @@ async def told_twice(connection: AsyncConnection, due: Sequence[Row[Any]]) -> se
         if fact in told:
             twice.add((row.sender, row.event_id))
         told.add(fact)
-        rows.append({**row._mapping, "until": moment_text(row.processed_at)})
-        del rows[-1]["processed_at"]
+        rows.append({**claims.fact_row(row), "until": moment_text(row.processed_at)})
     own = [(row.sender, row.event_id) for row in due]
     return twice | await claims.told_before(connection, rows, own=own)
 
 
 async def made_again(
-    connection: AsyncConnection, batch: Batch, row: Row[Any], body: Body | None
+    connection: AsyncConnection, batch: Batch, row: AnyRow, body: Body | None
 ) -> Event | None:
     """The event of a claim; None where it cannot be read any more, and went to quarantine."""
     facts = {"sender": row.sender, "event_id": row.event_id}
@@ -158,14 +151,14 @@ def answer_of(case: Case) -> Answer:
     )
 
 
-def is_due(row: Row[Any], held: Held, telling: Mapping[ResourceId, Case]) -> bool:
+def is_due(row: AnyRow, held: Held, telling: Mapping[ResourceId, Case]) -> bool:
     """Whether what is held now is no older than what the deferred event named."""
     gone = held.version is None or held.deleted
     observed = telling[resource_of(row)].rule.observed
     return gone or observed or row.version is None or row.version <= (held.version or 0)
 
 
-def resource_of(row: Row[Any]) -> ResourceId:
+def resource_of(row: AnyRow) -> ResourceId:
     return row.sender, row.kind, row.key
 
 
@@ -174,6 +167,4 @@ def with_state(event: Event, held: Held) -> Event:
     assert event.observation is not None
     state: Mapping[str, Json] | None = None if held.deleted else held.state
     version = held.version if event.observation.version is None else event.observation.version
-    return replace(
-        event, observation=replace(event.observation, state=state, version=version)
-    )
+    return replace(event, observation=replace(event.observation, state=state, version=version))

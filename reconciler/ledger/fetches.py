@@ -1,6 +1,6 @@
 """Requested reads: which resources the reconciler still has to read by their `get`."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,8 +13,6 @@ from sqlalchemy import (
     Integer,
     Interval,
     PrimaryKeyConstraint,
-    Row,
-    Select,
     Table,
     Text,
     and_,
@@ -24,7 +22,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
@@ -33,11 +30,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from reconciler.database import metadata
 from reconciler.ledger.rowsets import (
     RESOURCE_ID,
+    AnyRow,
     C,
     ResourceId,
     Time,
     interval,
     moment_text,
+    page,
     record_set,
     storable,
 )
@@ -121,16 +120,18 @@ def _strictest(requests: Collection[Request]) -> dict[ResourceId, Request]:
 
 
 async def lease_due(
-    connection: AsyncConnection, *, limit: int, lease: timedelta
-) -> Sequence[Row[Any]]:
+    connection: AsyncConnection, sender: str, *, limit: int, lease: timedelta
+) -> Sequence[AnyRow]:
     """
-    Take up to *limit* due requests; unless closed they are due again after *lease*.
+    Take up to *limit* due requests of *sender*; unless closed they are due again after *lease*.
+
+    By sender: the requests of one that is down must not stand before those of another.
 
     Counts the attempt: a resource that kills its reader uses up its turns too.
     """
     due = (
         select(_requests.sender, _requests.kind, _requests.key)
-        .where(_requests.due_at <= func.clock_timestamp())
+        .where(_requests.sender == sender, _requests.due_at <= func.clock_timestamp())
         .order_by(_requests.due_at)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -141,9 +142,7 @@ async def lease_due(
         update(fetch_requests)
         .where(_requests.sender == due.c.sender, _requests.kind == due.c.kind)
         .where(_requests.key == due.c.key)
-        .values(
-            due_at=func.clock_timestamp() + interval(lease), attempts=_requests.attempts + 1
-        )
+        .values(due_at=func.clock_timestamp() + interval(lease), attempts=_requests.attempts + 1)
         .returning(*_requests)
     )
     return (await connection.execute(statement)).all()
@@ -213,21 +212,20 @@ async def forget(connection: AsyncConnection, resource: ResourceId) -> None:
     )
 
 
-async def list_requests(
+async def list_requests(  # noqa: PLR0913 - filters
     connection: AsyncConnection,
     *,
-    equal: Mapping[str, Any] | None = None,
+    sender: str | None = None,
+    kind: str | None = None,
+    key: str | None = None,
     after: ResourceId | None = None,
     limit: int = 50,
-) -> Sequence[Row[Any]]:
-    """Open requests in key order whose columns are *equal* to what is given, *after* one."""
-    statement: Select[Any] = select(fetch_requests)
-    for name, value in (equal or {}).items():
-        statement = statement.where(_requests[name] == value)
+) -> Sequence[AnyRow]:
+    """Open requests in key order; *after* is (sender, kind, key) of the last one seen."""
+    equal = {_requests.sender: sender, _requests.kind: kind, _requests.key: key}
     place = (_requests.sender, _requests.kind, _requests.key)
-    if after is not None:
-        statement = statement.where(tuple_(*place) > tuple_(*after))
-    return (await connection.execute(statement.order_by(*place).limit(limit))).all()
+    statement = page(tuple(_requests), place, equal=equal, after=after, limit=limit)
+    return (await connection.execute(statement)).all()
 
 
 async def count(connection: AsyncConnection) -> int:

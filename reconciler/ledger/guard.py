@@ -138,30 +138,42 @@ def _listed(held: Held, event: Event, seen: Observation, rule: KindRule) -> Deci
     return Decision(outcome=Outcome.STALE, held=held)
 
 
-def _read(held: Held, event: Event, seen: Observation, rule: KindRule, *, now: datetime) -> Decision:
+def _read(
+    held: Held, event: Event, seen: Observation, rule: KindRule, *, now: datetime
+) -> Decision:
     in_time = _started_after(event, held, held.updated_at, rule, now=now)
     if seen.deleted and seen.version is None:
-        if held.version is None or held.deleted:
-            return Decision(outcome=Outcome.STALE, held=held, settles=True)
-        if not in_time:  # written since: not absent any more, as far as we know
-            return Decision(outcome=Outcome.STALE, held=held)
-        return _gone(held, event)
+        return _absent(held, event, in_time=in_time)
     if rule.observed:
         return _observed(held, event, seen, rule, now=now)
     if seen.version is None or (seen.state is None and not seen.deleted):
         return Decision(outcome=Outcome.STALE, held=held)
     if held.version is None or seen.version > held.version:
-        return replace(_newer(held, event, seen, rule), settles=in_time or held.version is None)
+        return replace(_newer(held, event, seen, rule), settles=in_time)
     if seen.version < held.version:
         return Decision(outcome=Outcome.STALE, held=held, settles=True)
+    return _equal(held, event, seen, rule, in_time=in_time)
 
+
+def _absent(held: Held, event: Event, *, in_time: bool) -> Decision:
+    if held.version is None or held.deleted:
+        return Decision(outcome=Outcome.STALE, held=held, settles=True)
+    if not in_time:  # written since: not absent any more, as far as we know
+        return Decision(outcome=Outcome.STALE, held=held)
+    return _gone(held, event)
+
+
+def _equal(
+    held: Held, event: Event, seen: Observation, rule: KindRule, *, in_time: bool
+) -> Decision:
+    """A read at our version: of two states there, the one that was read later is the truth."""
     same = held.deleted == seen.deleted and is_same(
         held.state, seen, origin=event.origin, declared=rule.declared
     )
     if same or not in_time:
         return Decision(outcome=Outcome.STALE, held=held, settles=same)
-    equal = _newer(held, event, seen, rule)
-    return replace(equal, drift=DriftKind.CONFLICT, same_version=True, settles=True)
+    written = _newer(held, event, seen, rule)
+    return replace(written, drift=DriftKind.CONFLICT, same_version=True, settles=True)
 
 
 def _observed(
@@ -170,9 +182,7 @@ def _observed(
     assert event.read_started is not None
     started = nanoseconds(event.read_started)
     if held.version is None:
-        return replace(
-            _newer(held, event, replace(seen, version=started), rule), settles=True
-        )
+        return replace(_newer(held, event, replace(seen, version=started), rule), settles=True)
     same = not held.deleted and is_same(
         held.state, seen, origin=event.origin, declared=rule.declared
     )

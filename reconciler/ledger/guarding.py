@@ -12,7 +12,7 @@ from reconciler.ledger import claims, resources
 from reconciler.ledger.batch import Batch, Case
 from reconciler.ledger.event import Outcome
 from reconciler.ledger.guard import EPOCH, Held, decide, needs_read
-from reconciler.ledger.resources import Locked
+from reconciler.ledger.locked import Locked
 from reconciler.ledger.rowsets import EventId, ResourceId
 from reconciler.ledger.rules import Reactions
 
@@ -82,8 +82,9 @@ def enqueues(case: Case) -> bool:
 
 
 def reacts(reactions: Reactions, *, stale: bool) -> bool:
-    steps = (*reactions.applies, *reactions.handlers, *reactions.effects)
-    return any(not stale or step.gate.if_stale == "count" for step in steps)
+    parts = (reactions.applies, reactions.handlers, reactions.effects)
+    gates = [step.gate for part in parts for step in part]
+    return any(not stale or gate.if_stale == "count" for gate in gates)
 
 
 def raised(held: Held) -> Held:

@@ -20,9 +20,7 @@ Kind = tuple[str, str]
 
 async def load(connection: AsyncConnection, batch: Batch) -> Mapping[Kind, Baseline]:
     """The baselines that this batch needs; none where nothing is seen for the first time."""
-    kinds = {
-        (case.event.sender, case.kind.kind) for case in batch.cases if is_first_sight(case)
-    }
+    kinds = {(case.event.sender, case.kind.kind) for case in batch.cases if is_first_sight(case)}
     return await baselines.states(connection, kinds) if kinds else {}
 
 

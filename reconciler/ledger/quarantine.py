@@ -12,8 +12,6 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     PrimaryKeyConstraint,
-    Row,
-    Select,
     Table,
     Text,
     Uuid,
@@ -28,7 +26,17 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.database import metadata, uuid7
-from reconciler.ledger.rowsets import EVENT_ID, C, EventId, Time, event_rows, record_set, storable
+from reconciler.ledger.rowsets import (
+    EVENT_ID,
+    AnyRow,
+    C,
+    EventId,
+    Time,
+    event_rows,
+    page,
+    record_set,
+    storable,
+)
 
 FAULT_LIMIT = 2000  #: characters kept of what went wrong
 
@@ -60,12 +68,10 @@ Index(
     unique=True,
     postgresql_where=text("state = 'open'"),
 )
-Index(
-    "quarantine_event_idx", _kept.sender, _kept.event_id, postgresql_where=text("state = 'open'")
-)
+Index("quarantine_event_idx", _kept.sender, _kept.event_id, postgresql_where=text("state = 'open'"))
 
 
-async def keep(  # noqa: PLR0913 - the parts of one delivery
+async def keep(  # noqa: PLR0913, PLR0917 - the parts of one delivery
     connection: AsyncConnection,
     sender: str,
     raw: bytes,
@@ -91,13 +97,11 @@ async def keep(  # noqa: PLR0913 - the parts of one delivery
             update(quarantine)
             .where(_kept.sender == sender, _kept.event_id == values["event_id"])
             .where(_kept.state == "open")
-            .values(
-                failures=_kept.failures + 1, fault=values["fault"], last_seen_at=func.now()
-            )
+            .values(failures=_kept.failures + 1, fault=values["fault"], last_seen_at=func.now())
             .returning(_kept.failures)
         )
-        if failures := await connection.scalar(again):
-            return failures
+        if found := await connection.scalar(again):
+            return int(found)
     digest = hashlib.sha256(raw).hexdigest()
     if failures := await _insert(connection, values, digest):
         return failures
@@ -122,7 +126,8 @@ async def _insert(
         },
         where=_kept.event_id.is_not_distinct_from(proposed.excluded.event_id),
     )
-    return await connection.scalar(statement.returning(_kept.failures))
+    failures: int | None = await connection.scalar(statement.returning(_kept.failures))
+    return failures
 
 
 async def close(connection: AsyncConnection, ids: Collection[EventId], *, state: str) -> None:
@@ -132,17 +137,17 @@ async def close(connection: AsyncConnection, ids: Collection[EventId], *, state:
 
 
 async def settle(connection: AsyncConnection, id_: UUID, *, state: str) -> bool:
-    """Close one copy as *state* (`replayed`, `superseded`, `discarded`); False where it is not open."""
+    """Close one copy, as `replayed`, `superseded` or `discarded`; False where it is not open."""
     statement = update(quarantine).where(_kept.id == id_, _kept.state == "open")
     return (await connection.execute(statement.values(state=state))).rowcount == 1
 
 
-async def show(connection: AsyncConnection, id_: UUID) -> Row[Any] | None:
+async def show(connection: AsyncConnection, id_: UUID) -> AnyRow | None:
     """One copy, whole; None where there is none."""
     return (await connection.execute(select(quarantine).where(_kept.id == id_))).one_or_none()
 
 
-async def of_event(connection: AsyncConnection, sender: str, event_id: str) -> Row[Any] | None:
+async def of_event(connection: AsyncConnection, sender: str, event_id: str) -> AnyRow | None:
     """The latest copy of an event, an open one before others."""
     statement = (
         select(quarantine)
@@ -153,28 +158,34 @@ async def of_event(connection: AsyncConnection, sender: str, event_id: str) -> R
     return (await connection.execute(statement)).one_or_none()
 
 
-async def list_quarantine(
+async def list_quarantine(  # noqa: PLR0913 - filters
     connection: AsyncConnection,
     *,
-    equal: Mapping[str, Any] | None = None,
+    sender: str | None = None,
+    event_id: str | None = None,
+    state: str | None = None,
     after: UUID | None = None,
     limit: int = 50,
-) -> Sequence[Row[Any]]:
-    """Copies without their bodies, the latest first, whose columns are *equal* to what is given."""
+) -> Sequence[AnyRow]:
+    """Copies without their bodies, the latest first; *after* is the id of the last one seen."""
     columns = [column for column in _kept if column.name not in {"body", "headers"}]
-    statement: Select[Any] = select(*columns)
-    for name, value in (equal or {}).items():
-        statement = statement.where(_kept[name] == value)
-    if after is not None:
-        statement = statement.where(_kept.id < after)
-    return (await connection.execute(statement.order_by(_kept.id.desc()).limit(limit))).all()
+    equal = {_kept.sender: sender, _kept.event_id: event_id, _kept.state: state}
+    statement = page(
+        columns,
+        (_kept.id,),
+        equal=equal,
+        after=None if after is None else (after,),
+        limit=limit,
+        latest_first=True,
+    )
+    return (await connection.execute(statement)).all()
 
 
 async def count_open(connection: AsyncConnection) -> dict[str, int]:
     """How many open copies there are by sender."""
     statement = select(_kept.sender, func.count()).where(_kept.state == "open")
     found = await connection.execute(statement.group_by(_kept.sender))
-    return {sender: count for sender, count in found}
+    return {row[0]: row[1] for row in found}
 
 
 _claimed = record_set("claimed", EVENT_ID).c

@@ -1,18 +1,13 @@
 """Resources: what we hold of the senders' things, written under the version guard only."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
     PrimaryKeyConstraint,
-    Row,
-    Select,
     Table,
     Text,
     and_,
@@ -24,7 +19,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB, insert
@@ -32,10 +26,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import exact_json
 from reconciler.database import metadata
-from reconciler.ledger.content import is_same
-from reconciler.ledger.event import Observation, Origin
+from reconciler.ledger.drifts import Drift, how_it_differs
+from reconciler.ledger.event import Observation
 from reconciler.ledger.guard import Held
-from reconciler.ledger.rowsets import RESOURCE_ID, C, ResourceId, Time, record_set, resource_rows
+from reconciler.ledger.locked import Locked, held_of, row_of
+from reconciler.ledger.rowsets import (
+    RESOURCE_ID,
+    AnyRow,
+    C,
+    ResourceId,
+    Time,
+    page,
+    record_set,
+    resource_rows,
+)
 
 resources = Table(
     "resources",
@@ -56,7 +60,7 @@ resources = Table(
 _rows = resources.c
 
 
-async def lock(connection: AsyncConnection, ids: Collection[ResourceId]) -> "Locked":
+async def lock(connection: AsyncConnection, ids: Collection[ResourceId]) -> Locked:
     """
     Lock the rows of *ids* in key order, and read them under their locks.
 
@@ -80,16 +84,17 @@ async def write_if_newer(
     The guard is part of the statement; the rows are locked and judged already, so a row that
     it keeps out is a bug of ours and nothing of this transaction may commit.
     """
-    rows = [_row(resource, held, same_version) for resource, held, same_version in written]
+    rows = [
+        row_of(resource, held, same_version=same_version)
+        for resource, held, same_version in written
+    ]
     rows.sort(key=lambda row: (row["sender"], row["kind"], row["key"]))
     done = await connection.execute(_WRITE_IF_NEWER, {"rows": rows})
     if done.rowcount != len(rows):
         raise AssertionError(f"{len(rows) - done.rowcount} resources were newer under our lock")
 
 
-async def raise_revisions(
-    connection: AsyncConnection, revisions: Mapping[ResourceId, int]
-) -> None:
+async def raise_revisions(connection: AsyncConnection, revisions: Mapping[ResourceId, int]) -> None:
     """Number the events that enqueue about a resource without writing its state."""
     rows = [
         {**row, "revision": revisions[row["sender"], row["kind"], row["key"]]}
@@ -110,7 +115,7 @@ async def compare(
     observations: Sequence[Observation],
     *,
     declared: bool,
-) -> "list[Drift]":
+) -> list[Drift]:
     """
     Hold a page of *observations* against our rows, in one statement; leave out what is in sync.
 
@@ -136,7 +141,7 @@ async def compare(
     return drifts
 
 
-async def unseen(
+async def unseen(  # noqa: PLR0913 - which rows, and which page of them
     connection: AsyncConnection,
     sender: str,
     kind: str,
@@ -164,9 +169,7 @@ async def count_live(connection: AsyncConnection, sender: str, kind: str) -> int
     return await connection.scalar(statement) or 0
 
 
-async def show(
-    connection: AsyncConnection, sender: str, kind: str, key: str
-) -> Row[Any] | None:
+async def show(connection: AsyncConnection, sender: str, kind: str, key: str) -> AnyRow | None:
     """One resource's row; None where nothing is held."""
     statement = select(resources).where(
         _rows.sender == sender, _rows.kind == kind, _rows.key == key, _rows.version.is_not(None)
@@ -174,96 +177,21 @@ async def show(
     return (await connection.execute(statement)).one_or_none()
 
 
-async def list_resources(
+async def list_resources(  # noqa: PLR0913 - filters
     connection: AsyncConnection,
     *,
-    equal: Mapping[str, Any] | None = None,
+    sender: str | None = None,
+    kind: str | None = None,
+    key: str | None = None,
+    deleted: bool | None = None,
     after: ResourceId | None = None,
     limit: int = 50,
-) -> Sequence[Row[Any]]:
-    """Resources in key order whose columns are *equal* to what is given, *after* one."""
-    statement: Select[Any] = select(resources).where(_rows.version.is_not(None))
-    for name, value in (equal or {}).items():
-        statement = statement.where(_rows[name] == value)
+) -> Sequence[AnyRow]:
+    """Resources in key order; *after* is (sender, kind, key) of the last one seen."""
+    equal = {_rows.sender: sender, _rows.kind: kind, _rows.key: key, _rows.deleted: deleted}
     place = (_rows.sender, _rows.kind, _rows.key)
-    if after is not None:
-        statement = statement.where(tuple_(*place) > tuple_(*after))
-    return (await connection.execute(statement.order_by(*place).limit(limit))).all()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Locked:
-    """Rows under our lock: as they were, and as the events of this transaction leave them."""
-
-    before: Mapping[ResourceId, Held]
-    now: dict[ResourceId, Held]
-    placeholders: set[ResourceId]  #: inserted by us, to have something to lock
-
-
-class Found(StrEnum):
-    """How a listed item stands to our row."""
-
-    MISSING = "missing"  #: nothing is held
-    BEHIND = "behind"  #: something older is held
-    CONFLICT = "conflict"  #: equal version, and a field that both declare differs
-    AHEAD = "ahead"  #: something newer is held: the listing lags
-    BURIED = "buried"  #: something older is held, as deleted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """One listed item that is not in sync; `held` of what is ahead has no state."""
-
-    n: int  #: its place in the page
-    observation: Observation
-    held: Held | None
-    found: Found
-
-
-def how_it_differs(held: Held | None, seen: Observation, *, declared: bool) -> Found | None:
-    """Say how *seen* in a listing stands to what is held; None: in sync."""
-    if held is None or held.version is None:
-        return Found.MISSING
-    same = is_same(held.state, seen, origin=Origin.CORRECTION, declared=declared)
-    if seen.version is None:
-        newer = held.deleted or not same
-    else:
-        newer = seen.version > held.version
-        if seen.version < held.version:
-            return Found.AHEAD
-    if newer:
-        return Found.BURIED if held.deleted else Found.BEHIND
-    return None if same or held.deleted else Found.CONFLICT
-
-
-def held_of(row: Row[Any]) -> Held:
-    """What a row of ours says."""
-    return Held(
-        version=row.version,
-        revision=row.revision,
-        state=row.state,
-        deleted=row.deleted,
-        origin=Origin(row.origin),
-        updated_at=row.updated_at,
-        read_at=row.read_at,
-    )
-
-
-def _row(resource: ResourceId, held: Held, same_version: bool) -> dict[str, Any]:
-    sender, kind, key = resource
-    return {
-        "sender": sender,
-        "kind": kind,
-        "key": key,
-        "version": held.version,
-        "revision": held.revision,
-        "state": held.state,
-        "state_digest": None if held.state is None else exact_json.digest(held.state),
-        "deleted": held.deleted,
-        "origin": held.origin.value,
-        "was_read": held.origin in {Origin.READ, Origin.CORRECTION},
-        "same_version": same_version,
-    }
+    statement = page(tuple(_rows), place, equal=equal, after=after, limit=limit)
+    return (await connection.execute(statement.where(_rows.version.is_not(None)))).all()
 
 
 _wanted = record_set("wanted", RESOURCE_ID).c

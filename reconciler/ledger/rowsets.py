@@ -6,11 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
-    Alias,
     ColumnElement,
     DateTime,
     Delete,
+    FromClause,
     Interval,
+    Row,
+    Select,
     Table,
     TableValuedAlias,
     Text,
@@ -22,12 +24,16 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
+    tuple_,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
 C = Text(collation="C")  #: ids and keys are opaque bytes: compared and sorted as such
 Time = DateTime(timezone=True)
+
+AnyRow = Row[*tuple[Any, ...]]
+AnySelect = Select[*tuple[Any, ...]]
 
 EventId = tuple[str, str]  #: sender, event id
 ResourceId = tuple[str, str, str]  #: sender, kind, key
@@ -78,7 +84,11 @@ def storable(text: str) -> str:
 
 
 def delete_oldest(
-    table: Table, *, by: str, limit: int, where: Callable[[Alias], Sequence[ColumnElement[bool]]]
+    table: Table,
+    *,
+    by: str,
+    limit: int,
+    where: Callable[[FromClause], Sequence[ColumnElement[bool]]],
 ) -> Delete:
     """
     Delete up to *limit* rows of *table*, the oldest *by* a time column first.
@@ -86,7 +96,7 @@ def delete_oldest(
     By row address from an array: several times as fast as joining over the key.
     """
     victim = table.alias("victim")
-    addresses = (
+    addresses: Select[Any] = (
         select(literal_column("victim.ctid"))
         .select_from(victim)
         .where(*where(victim))
@@ -95,3 +105,28 @@ def delete_oldest(
     )
     address: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
     return delete(table).where(address == any_(func.array(addresses.scalar_subquery())))
+
+
+def page(  # noqa: PLR0913 - which rows, and which page of them
+    columns: Sequence[ColumnElement[Any]],
+    place: Sequence[ColumnElement[Any]],
+    *,
+    equal: Mapping[Any, Any],
+    after: Sequence[Any] | None,
+    limit: int,
+    latest_first: bool = False,
+) -> AnySelect:
+    """
+    One page of rows in the order of *place*, which is unique: never by counting rows.
+
+    *after* is where the page before ended. Of *equal*, columns held against None do not filter.
+    """
+    statement: AnySelect = select(*columns)
+    for column_, value in equal.items():
+        if value is not None:
+            statement = statement.where(column_ == value)
+    if after is not None:
+        here, there = tuple_(*place), tuple_(*after)
+        statement = statement.where(here < there if latest_first else here > there)
+    order = [column_.desc() if latest_first else column_ for column_ in place]
+    return statement.order_by(*order).limit(limit)

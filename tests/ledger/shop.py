@@ -166,8 +166,13 @@ class Shop:
         return replace(event, origin=origin, by_person=by_person)
 
     def listed(
-        self, version: int | None, *, key: str = "ord_42", started: datetime | None = None,
-        by_person: bool = False, **data: Any,
+        self,
+        version: int | None,
+        *,
+        key: str = "ord_42",
+        started: datetime | None = None,
+        by_person: bool = False,
+        **data: Any,
     ) -> Event:
         """An item of the listing, as polling makes an event of it."""
         return self._found(
@@ -175,8 +180,13 @@ class Shop:
         )
 
     def read(
-        self, version: int | None, *, started: datetime, key: str = "ord_42",
-        by_person: bool = False, **data: Any,
+        self,
+        version: int | None,
+        *,
+        started: datetime,
+        key: str = "ord_42",
+        by_person: bool = False,
+        **data: Any,
     ) -> Event:
         """The answer of a `get`, as polling makes an event of it."""
         return self._found(
@@ -190,16 +200,21 @@ class Shop:
             event_id="",
             type="order.corrected",
             origin=Origin.READ,
-            observation=Observation(
-                kind="order", key=key, version=None, state=None, deleted=True
-            ),
+            observation=Observation(kind="order", key=key, version=None, state=None, deleted=True),
             read_started=started,
             by_person=by_person,
         )
 
     def _found(  # noqa: PLR0917
-        self, origin: Origin, path: Any, version: int | None, key: str,
-        started: datetime | None, *, by_person: bool, data: dict[str, Any],
+        self,
+        origin: Origin,
+        path: Any,
+        version: int | None,
+        key: str,
+        started: datetime | None,
+        *,
+        by_person: bool,
+        data: dict[str, Any],
     ) -> Event:
         thing: dict[str, Any] = {"order_id": key, **data}
         if version is not None:
