@@ -48,8 +48,15 @@ def apply_presets(
             problems.append(preset.problem(finding, main=file))
         files.append(file)
         preset = without_alternatives(preset, sender)
-        document = overlay(rooted(path, preset), document)
+        document = _beneath(document, name, preset)
     return document, tuple(dict.fromkeys(files)), problems
+
+
+def _beneath(document: Document, name: str, preset: Document) -> Document:
+    """Put *preset* under the sender *name*; the senders keep their order."""
+    both = overlay(rooted(("senders", name), preset), document)
+    senders = {**document.tree["senders"], name: both.tree["senders"][name]}
+    return Document(tree={**document.tree, "senders": senders}, places=both.places)
 
 
 def without_alternatives(preset: Document, sender: dict[str, Any]) -> Document:
