@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -14,12 +14,13 @@ from outbox import relay
 from outbox.backoff import Backoff
 from outbox.calling import Attempted
 from reconciler import embedded, faults, http_server, migrate
-from reconciler.database import check_durable, now
+from reconciler.database import check_durable
 from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.ledger import baselines, quarantine, user_sql
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.event import Event
+from reconciler.ledger.retention import purge
 from reconciler.lifecycle import Part, Progress, pause
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.status import figures
@@ -260,8 +261,21 @@ class Parts:
         )
 
     async def forget(self, stop: asyncio.Event) -> None:
-        """Retention, a little at a time."""
+        """Remove what is old enough, in batches that hold nothing up; for ever behind."""
         await self.once_prepared(stop)
+        settings = self.assembly.loaded.settings
+        while not stop.is_set():
+            for name, sender in settings.senders.items():
+                try:
+                    await purge(
+                        self.engine,
+                        name,
+                        keep_claims=sender.keep_claims or settings.retention.claims,
+                        keep_bodies=sender.keep_bodies or settings.retention.bodies,
+                    )
+                except DatabaseAwayError:
+                    break  # the database part says so, once
+            await pause(stop, RETENTION_EVERY)
 
     async def refresh_gauges(self, stop: asyncio.Event) -> None:
         """One query every quarter of a minute, never inside a scrape."""
@@ -313,7 +327,3 @@ class Parts:
     def count_scan(self, report: ScanReport) -> None:
         self.metrics.scans.labels(report.sender, report.end.value).inc()
         self.due.set()
-
-
-Told = Callable[[ScanReport], None]
-__all__ = ["Parts", "now"]

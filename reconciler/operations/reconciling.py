@@ -1,0 +1,182 @@
+"""Reconciling by hand: one resource, one kind, or all of a sender."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from reconciler.database import uuid7
+from reconciler.errors import NeedsDecisionError, UsageError
+from reconciler.ledger import baselines
+from reconciler.operations.assembly import Assembly
+from reconciler.operations.opening import give_birthdays
+from reconciler.polling.report import Fate, Item, ScanReport
+from reconciler.polling.run import Order
+from reconciler.polling.scan import run_scan
+from reconciler.polling.single import reconcile_one
+from reconciler.polling.slots import Mode
+from reconciler.polling.sources import Source, source_of
+from reconciler.transactions import transact
+
+CORRECTABLE = frozenset({Fate.WOULD_CORRECT, Fate.CORRECTED, Fate.GONE})
+
+
+@dataclass(slots=True, kw_only=True)
+class Reconciled:
+    """What a run by hand came to."""
+
+    run_id: UUID
+    dry_run: bool
+    items: list[Item] = field(default_factory=list)
+    scans: list[ScanReport] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a page or a resource could not be read or applied."""
+        broken = any(item["result"] == Fate.FAILED for item in self.items)
+        return broken or any(not scan.completed or scan.failed for scan in self.scans)
+
+    @property
+    def drifted(self) -> bool:
+        return any(item["result"] in CORRECTABLE for item in self.items)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "dry_run": self.dry_run,
+            "items": self.items,
+            "scans": [scan.facts() for scan in self.scans],
+            "next": None,
+        }
+
+
+async def reconcile(  # noqa: PLR0913 - what a person may say
+    engine: AsyncEngine,
+    assembly: Assembly,
+    *,
+    sender: str,
+    kind: str | None = None,
+    key: str | None = None,
+    dry_run: bool = False,
+    full: bool = False,
+) -> Reconciled:
+    """
+    Hold what we have against the sender and correct it, through the one transaction.
+
+    A person's trigger ignores grace. Of a whole kind it is incremental once the baseline is
+    complete, else full, moves the watermark, and does the reads that it asked for itself.
+
+    Raises UsageError for what is not configured, BusyError while another run holds a scan.
+    """
+    sources = chosen(assembly, sender=sender, kind=kind, key=key)
+    await give_birthdays(engine, assembly.kinds)
+    done = Reconciled(run_id=uuid7(), dry_run=dry_run)
+    if key is not None:
+        item = await reconcile_one(
+            engine,
+            assembly.rules,
+            assembly.apis[sender],
+            sources[0],
+            key,
+            dry_run=dry_run,
+            run_id=done.run_id,
+        )
+        done.items.append(item)
+        return done
+    for source in sources:
+        await reconcile_kind(engine, assembly, source, done=done, full=full)
+    return done
+
+
+def chosen(
+    assembly: Assembly, *, sender: str, kind: str | None, key: str | None
+) -> Sequence[Source]:
+    """The kinds that are meant. Raises UsageError where they cannot be read."""
+    if sender not in assembly.rules.senders:
+        known = ", ".join(assembly.rules.senders) or "none"
+        raise UsageError(f"no sender {sender!r} is configured; there are: {known}")
+    if kind is not None:
+        source = source_of(assembly.sources, sender, kind)
+        readable = source.listing is not None or (key is not None and source.getting is not None)
+        if not readable or sender not in assembly.apis:
+            wanted = "get or list" if key is not None else "list"
+            raise UsageError(f"senders.{sender}.resources.{kind} has no {wanted} to read from")
+        return [source]
+    listed = [
+        source
+        for (name, _), source in assembly.sources.items()
+        if name == sender and source.listing is not None and name in assembly.apis
+    ]
+    if not listed:
+        raise UsageError(f"no kind of senders.{sender} has a list to read from")
+    return listed
+
+
+async def reconcile_kind(
+    engine: AsyncEngine, assembly: Assembly, source: Source, *, done: Reconciled, full: bool
+) -> None:
+    """Run one scan of a kind, then the reads that it asked for."""
+    whole = full or Mode.INCREMENTAL not in source.modes
+    whole = whole or not await baseline_complete(engine, source)
+    found: dict[str, Item] = {}
+    report = await run_scan(
+        Order(
+            engine=engine,
+            rules=assembly.rules,
+            api=assembly.apis[source.sender],
+            source=source,
+            policy=assembly.loaded.settings.polling,
+            mode=Mode.FULL if whole else Mode.INCREMENTAL,
+            by_person=True,
+            dry_run=done.dry_run,
+            note=lambda item: found.__setitem__(str(item["key"]), item),
+        )
+    )
+    assert report is not None, "a run by hand does not ask whether it is due"
+    done.scans.append(report)
+    for key in dict.fromkeys(report.asked_keys):
+        item = await reconcile_one(
+            engine,
+            assembly.rules,
+            assembly.apis[source.sender],
+            source,
+            key,
+            dry_run=done.dry_run,
+            by_person=False,
+            run_id=done.run_id,
+        )
+        if item["result"] == Fate.IN_SYNC:
+            found.pop(key, None)
+        else:
+            found[key] = item
+    done.items += found.values()
+
+
+async def baseline_complete(engine: AsyncEngine, source: Source) -> bool:
+    async def look(connection: AsyncConnection) -> bool:
+        states = await baselines.states(connection, [(source.sender, source.kind)])
+        baseline = states.get((source.sender, source.kind))
+        return baseline is not None and baseline.completed_at is not None
+
+    return await transact(engine, look)
+
+
+async def accept_baseline(engine: AsyncEngine, assembly: Assembly, *, sender: str, kind: str) -> bool:
+    """
+    Say by hand that a kind's baseline is complete; False where it was already.
+
+    From then on, what we never held is news. Raises UsageError for an unknown kind, and
+    NeedsDecisionError for one without a listing, which never has a baseline.
+    """
+    source = source_of(assembly.sources, sender, kind)
+    if source.listing is None:
+        raise NeedsDecisionError(
+            f"{sender} {kind} has no list, so it never has a baseline",
+            hint="its `first_seen` says what a resource does that was never seen before",
+        )
+    await give_birthdays(engine, assembly.kinds)
+    return await transact(
+        engine, lambda connection: baselines.complete(connection, sender, kind, by="person")
+    )
