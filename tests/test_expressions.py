@@ -1,16 +1,18 @@
 """The one language of the configuration: what it says, what it refuses, and that it is bounded."""
 
 import contextlib
+import re
 import threading
 import time
 from decimal import Decimal
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.exact_json import canonical, check_size, parse, same
+from reconciler.exact_json import canonical, check_size, dumps, parse, same
 from reconciler.expressions import (
     BECOMES_NAMES,
     EFFECT_NAMES,
@@ -678,3 +680,33 @@ def test_headers_do_not_mind_their_case():
     assert "secret" not in repr(CaseInsensitive({"x": "secret"}))
     assert "content-type" in headers
     assert headers.get("nothing") is None
+
+
+# --- the documentation ---
+
+DOCS = Path(__file__).parent.parent / "docs" / "expressions.md"
+DOCUMENTED = {
+    "state": parse(
+        b'{"amount": 1230, "price": 12.30, "paid": true, "email": null, "total": "12.30",'
+        b'"items": [{"sku": "a"}, {"sku": "b"}], "created-at": "2026-12-01T10:00:00Z"}'
+    ),
+    "key": "ord_42",
+}
+LOOKED_UP, _, NAMED = DOCS.read_text().partition("## Names")
+EXAMPLES = re.findall(r"\| `([^`]+)` \| `([^`]+)` \|$", LOOKED_UP, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("source", "expected"), EXAMPLES, ids=[one for one, _ in EXAMPLES])
+def test_the_documented_examples_come_to_what_is_said(source, expected):
+    value = compile_expression(source.replace("\\|", "|"), names=frozenset(DOCUMENTED)).value(
+        DOCUMENTED
+    )
+    assert same(parse(expected.encode()), value)
+    assert dumps(parse(expected.encode())) == dumps(value)
+
+
+def test_every_filter_test_and_name_is_documented():
+    filters, _, tests = LOOKED_UP.partition("## Filters")[2].partition("## Tests")
+    assert set(FILTERS) == set(re.findall(r"^\| `(\w+)` \|", filters, re.MULTILINE))
+    assert {"is", *TESTS} == set(re.findall(r"`(\w+)`", tests.partition("|")[0]))
+    assert set(re.findall(r"`(\w+)`", NAMED)) >= EFFECT_NAMES | ENVELOPE_NAMES | PATH_NAMES

@@ -238,9 +238,10 @@ def _arguments(
 
 
 def _walk(path: Path) -> Lookup:
-    if len(path) == 1:
-        name = path[0]
-        return lambda context: meaning.member(context, name)
+    if len(path) == 1 and isinstance(name := path[0], str):
+        return lambda context: (
+            context.get(name) if type(context) is dict else meaning.member(context, name)
+        )
 
     def walk(context: Json) -> Json:
         value = context

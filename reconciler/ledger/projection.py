@@ -173,6 +173,8 @@ class KindReader:
                 state[name] = value
         if not state and path == "event":
             return None, frozenset()  # it says nothing of the state: as good as thin
+        if len(state) == len(self.fields):
+            return state, frozenset()
         return state, frozenset(self.fields.keys() - state.keys())
 
     def _time(self, name: str, time: Time | None, obj: Json) -> int | None:
