@@ -158,7 +158,15 @@ class HttpDestination:
             extensions={
                 # The bytes as they were frozen: nothing normalises them once more.
                 "target": (prefix + request.path).encode("ascii"),
-                "timeout": dict.fromkeys(("connect", "read", "write", "pool"), seconds),
+                "timeout": {
+                    # Two steps, TCP and TLS: both must have given up by themselves before the
+                    # time for the whole call is over. Cut off from outside, a handshake would
+                    # leave its socket open.
+                    "connect": seconds / 2.1,
+                    "read": seconds,
+                    "write": seconds,
+                    "pool": seconds,
+                },
                 "trace": call.trace,
             },
         )

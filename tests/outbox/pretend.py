@@ -60,6 +60,7 @@ class Pretend:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     _open: dict[str, int] = field(default_factory=dict)
     _server: asyncio.Server | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -76,15 +77,26 @@ class Pretend:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
-        self.release.set()
         self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while await self._answer_one(reader, writer):
-                pass
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            with contextlib.suppress(
+                ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+            ):
+                while await self._answer_one(reader, writer):
+                    pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort() if task.cancelling() else writer.close()
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         call = await self._read(reader)
