@@ -103,7 +103,7 @@ class Parts:
         """Check what we rely on, and give every kind its birthday."""
         await migrate.require_current(self.engine)
         await check_durable(self.engine)
-        problems = await user_sql.verify(self.engine, self.assembly.rules.applies)
+        problems = await user_sql.verify(self.engine, self.assembly.rules.statements)
         if problems:
             raise ConfigError(problems=self.assembly.loaded.place(problems))
         born = await transact(self.engine, self.be_born)
@@ -284,9 +284,7 @@ class Parts:
         while not stop.is_set():
             try:
                 async with asyncio.timeout(LOOP_BOUND.total_seconds()):
-                    counts = await transact(
-                        self.engine, partial(figures, assembly=self.assembly)
-                    )
+                    counts = await transact(self.engine, partial(figures, assembly=self.assembly))
                 self.metrics.show(counts)
             except (DatabaseAwayError, TimeoutError):
                 pass  # the database part says so, once

@@ -23,7 +23,7 @@ from reconciler.cli.shared import emit, json_option, reports_errors, run, table
 @json_option
 @reports_errors
 def command(*, seed: int | None, events: int, history: Path | None, as_json: bool) -> None:
-    """
+    r"""
     Prove it on this machine: a sender that loses, repeats and reorders, a destination that
     loses answers, and the real daemon with a private PostgreSQL between them.
 

@@ -22,7 +22,7 @@ KEPT = ("last_seen_at", "sender", "event_id", "failures", "fault", "id")
 
 @click.group("events")
 def command() -> None:
-    """
+    r"""
     List and show events.
 
     \b
@@ -34,7 +34,9 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--sender", help="Only of this sender.")
-@click.option("--outcome", help="Only with this outcome; `quarantined` lists what quarantine keeps.")
+@click.option(
+    "--outcome", help="Only with this outcome; `quarantined` lists what quarantine keeps."
+)
 @click.option("--kind", help="Only about this kind.")
 @click.option("--key", help="Only about this resource.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
@@ -45,7 +47,7 @@ def command() -> None:
 def list_(
     *, config: Path | None, as_json: bool, limit: int, after: str | None, **equal: str | None
 ) -> None:
-    """
+    r"""
     List events, the latest first.
 
     \b
@@ -70,7 +72,7 @@ def list_(
 @json_option
 @reports_errors
 def show(*, sender: str, event_id: str, config: Path | None, as_json: bool) -> None:
-    """
+    r"""
     Show one event: its bytes, what it came to, what it asked for.
 
     \b
@@ -88,7 +90,7 @@ def show(*, sender: str, event_id: str, config: Path | None, as_json: bool) -> N
         click.echo(f"asked for      {entry['effect']} at {entry['destination']}: {entry['state']}")
 
 
-async def listed(config: Path | None, **wanted: Any) -> dict[str, Any]:  # noqa: ANN401
+async def listed(config: Path | None, **wanted: Any) -> dict[str, Any]:
     from reconciler import settings
     from reconciler.operations.opening import opened
     from reconciler.operations.reading import list_events

@@ -22,7 +22,7 @@ STATES = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
 
 @click.group("outbox")
 def command() -> None:
-    """
+    r"""
     List and show outbox entries.
 
     \b
@@ -53,7 +53,7 @@ def list_(
     after: str | None,
     **about: str | None,
 ) -> None:
-    """
+    r"""
     List entries, newest first.
 
     \b
@@ -76,7 +76,7 @@ def list_(
 @json_option
 @reports_errors
 def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
-    """
+    r"""
     Show one entry: its frozen request, its key and every attempt.
 
     \b
@@ -96,7 +96,7 @@ def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
     table([tuple(attempt[name] for name in head) for attempt in whole["attempts"]], head=head)
 
 
-async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:  # noqa: ANN401
+async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:
     from outbox.entry import State
     from reconciler import settings
     from reconciler.operations.opening import opened

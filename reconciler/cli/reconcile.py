@@ -41,7 +41,7 @@ def command(
     config: Path | None,
     as_json: bool,
 ) -> None:
-    """
+    r"""
     Compare with the sender now, and correct: one resource, one kind, or all of SENDER.
 
     Works with or without a running daemon, and ignores grace.
@@ -53,9 +53,7 @@ def command(
     """
     if full and key is not None:
         raise click.UsageError("--full is about a whole kind, not one resource")
-    done = run(
-        reconciled(config, sender=sender, kind=kind, key=key, dry_run=dry_run, full=full)
-    )
+    done = run(reconciled(config, sender=sender, kind=kind, key=key, dry_run=dry_run, full=full))
     if as_json:
         emit(done.document())
     else:
@@ -65,7 +63,7 @@ def command(
     sys.exit(3 if exit_code and dry_run and done.drifted else 0)
 
 
-async def reconciled(config: Path | None, **wanted: Any) -> "Reconciled":  # noqa: ANN401
+async def reconciled(config: Path | None, **wanted: Any) -> "Reconciled":
     from reconciler.operations.assembly import assemble
     from reconciler.operations.opening import opened
     from reconciler.operations.reconciling import reconcile

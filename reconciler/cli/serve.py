@@ -19,7 +19,7 @@ ROLES = ("receiver", "relay", "reconciler")
 )
 @reports_errors
 def command(*, config: Path | None, role: str) -> None:
-    """
+    r"""
     Run the daemon in the foreground until SIGTERM or Ctrl-C.
 
     When the listeners accept, one line `daemon.ready` with their addresses goes to stderr.

@@ -38,7 +38,7 @@ def reports_errors(command: Command) -> Command:
     """Say what is wrong and what to do on stderr, and exit with the error's own code."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
         except ReconcilerError as error:
@@ -65,7 +65,7 @@ def emit(document: Mapping[str, Any]) -> None:
     click.echo(json.dumps({"schema": SCHEMA, **plain(document)}, ensure_ascii=False))
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401
+def plain(value: Any) -> Any:
     """
     What JSON can say without loss: times in RFC 3339 UTC, ids as text, decimals exactly.
 
@@ -89,7 +89,10 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 
 def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...]) -> None:
     """Print *rows* under *head*, columns as wide as they need to be."""
-    cells = [head, *[tuple("" if cell is None else printable(cell) for cell in row) for row in rows]]
+    cells = [
+        head,
+        *[tuple("" if cell is None else printable(cell) for cell in row) for row in rows],
+    ]
     widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
     for row in cells:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -21,7 +21,7 @@ from reconciler.cli.shared import (
 @json_option
 @reports_errors
 def command(*, config: Path | None, as_json: bool) -> None:
-    """
+    r"""
     Show what stands, what waits and what failed.
 
     \b
@@ -49,8 +49,9 @@ async def looked(config: Path | None) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     database = found["database"]
     click.echo(f"database   {database['url']}")
-    click.echo(f"           PostgreSQL {database['server_version']}, "
-               f"migration {database['migration']}\n")
+    click.echo(
+        f"           PostgreSQL {database['server_version']}, migration {database['migration']}\n"
+    )
     kinds = [
         (
             name,

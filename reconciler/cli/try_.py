@@ -18,7 +18,7 @@ from reconciler.cli.shared import config_option, emit, json_option, plain, repor
 def command(
     *, sender: str, body: Any, header: tuple[str, ...], config: Path | None, as_json: bool
 ) -> None:
-    """
+    r"""
     Run a sample delivery of SENDER through the real transaction, and roll it back.
 
     Shows its outcome, the state, your statements, and each effect with yes or no and why. The
@@ -55,9 +55,7 @@ async def tried(
     assembly = assemble(config)
     async with opened(assembly.loaded) as database:
         await give_birthdays(database.engine, assembly.kinds)
-        return await attempt(
-            database.engine, assembly, sender=sender, raw=raw, headers=headers
-        )
+        return await attempt(database.engine, assembly, sender=sender, raw=raw, headers=headers)
 
 
 def show(item: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,7 @@ class Assembly:
     def kinds(self) -> list[tuple[str, str]]:
         """Every (sender, kind), for birthdays and baselines."""
         return [
-            (name, kind)
-            for name, sender in self.rules.senders.items()
-            for kind in sender.kinds
+            (name, kind) for name, sender in self.rules.senders.items() for kind in sender.kinds
         ]
 
 
@@ -65,7 +64,7 @@ class _Work:
         self.problems = list(examined.problems)
         self.loaded = examined.loaded
 
-    def tried(self, build: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def tried(self, build: Callable[[], Any]) -> Any:
         assert self.loaded is not None
         try:
             return build()
@@ -79,23 +78,18 @@ class _Work:
         readers = {name: self.readers(name) for name in settings.senders}
         contracts = {
             name: self.tried(
-                lambda name=name: compile_sender(
-                    name,
-                    settings.senders[name],
-                    loaded.secrets,
-                    {kind: reader for kind, reader in readers[name].items() if reader},
+                partial(
+                    compile_sender, name, settings.senders[name], loaded.secrets, readers[name]
                 )
             )
             for name in settings.senders
             if None not in readers[name].values()
         }
         destinations = {
-            name: self.tried(lambda name=name: compile_destination(name, settings, loaded.secrets))
+            name: self.tried(partial(compile_destination, name, settings, loaded.secrets))
             for name in settings.destinations
         }
-        marked = self.tried(
-            lambda: handlers.load(settings.handlers, directory=loaded.path.parent)
-        )
+        marked = self.tried(lambda: handlers.load(settings.handlers, directory=loaded.path.parent))
         if marked is None or any(None in kinds.values() for kinds in readers.values()):
             return None
         rules = self.tried(
@@ -120,7 +114,7 @@ class _Work:
         assert self.loaded is not None
         resources = self.loaded.settings.senders[sender].resources
         return {
-            kind: self.tried(lambda kind=kind: compile_kind(sender, kind, resources[kind]))
+            kind: self.tried(partial(compile_kind, sender, kind, resources[kind]))
             for kind in resources
         }
 

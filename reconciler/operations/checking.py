@@ -29,8 +29,8 @@ async def check(
     try:
         assembly = assemble(path, environ=environ)
     except ConfigError as error:
-        problems = error.problems or (Problem(key="", message=str(error)),)
-        return {"problems": told(problems), "warnings": [], "online": []}
+        found = error.problems or (Problem(key="", message=str(error)),)
+        return {"problems": told(found), "warnings": [], "online": []}
     warnings = told(assembly.loaded.place(lint(assembly.loaded.settings)))
     if not online:
         return {"problems": [], "warnings": warnings, "online": []}
@@ -45,7 +45,9 @@ async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
     try:
         async with opened(assembly.loaded) as found:
             await database.check_durable(found.engine)
-            problems += assembly.loaded.place(await user_sql.verify(found.engine, assembly.rules.applies))
+            problems += assembly.loaded.place(
+                await user_sql.verify(found.engine, assembly.rules.statements)
+            )
             lines.append(f"database: {found.url}")
     except ReconcilerError as error:
         problems.append(Problem(key="database", message=str(error)))

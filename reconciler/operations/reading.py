@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox import store
@@ -32,13 +33,11 @@ async def list_events(
     if equal.get("outcome") == Outcome.QUARANTINED:
         return await list_quarantined(connection, equal=equal, limit=limit, after=after)
     rows = await claims.list_claims(
-        connection, equal=equal, after=event_place(after) if after else None, limit=limit + 1
+        connection, **equal, after=event_place(after) if after else None, limit=limit + 1
     )
     items = [event_item(row._mapping) for row in rows[:limit]]  # noqa: SLF001 - SQLAlchemy's name
     last = rows[limit - 1] if len(rows) > limit else None
-    following = (
-        f"{last.processed_at.isoformat()} {last.sender} {last.event_id}" if last else None
-    )
+    following = f"{last.processed_at.isoformat()} {last.sender} {last.event_id}" if last else None
     return {"items": items, "next": following}
 
 
@@ -48,7 +47,8 @@ async def list_quarantined(
     narrowed = {name: value for name, value in equal.items() if name in {"sender", "event_id"}}
     rows = await quarantine.list_quarantine(
         connection,
-        equal={**narrowed, "state": "open"},
+        **narrowed,
+        state="open",
         after=UUID(after) if after else None,
         limit=limit + 1,
     )
@@ -66,7 +66,7 @@ def event_place(text: str) -> tuple[datetime, str, str]:
         raise UsageError(f"--after {text!r} is not the `next` of an earlier page") from None
 
 
-def event_item(row: Mapping[str, Any]) -> Document:
+def event_item(row: RowMapping) -> Document:
     return {**row, "version": None if row["version"] is None else str(row["version"])}
 
 
@@ -86,7 +86,7 @@ async def show_event(connection: AsyncConnection, sender: str, event_id: str) ->
         if claim is not None
         else {"sender": sender, "event_id": event_id, "outcome": "quarantined"}
     )
-    raw = body.body if body is not None else kept.body if kept is not None else None
+    raw = body.raw if body is not None else kept.body if kept is not None else None
     headers = body.headers if body is not None else kept.headers if kept is not None else None
     entries = await store.list_entries(
         connection, about={"sender": sender, "event_id": event_id}, limit=100
@@ -126,7 +126,7 @@ async def list_outbox(
     return {"items": [entry_item(row) for row in rows[:limit]], "next": following}
 
 
-def entry_item(row: Mapping[str, Any]) -> Document:
+def entry_item(row: RowMapping) -> Document:
     kept = {name: value for name, value in row.items() if name != "body"}
     return {**kept, "revision": None if row["revision"] is None else str(row["revision"])}
 

@@ -163,7 +163,9 @@ async def baseline_complete(engine: AsyncEngine, source: Source) -> bool:
     return await transact(engine, look)
 
 
-async def accept_baseline(engine: AsyncEngine, assembly: Assembly, *, sender: str, kind: str) -> bool:
+async def accept_baseline(
+    engine: AsyncEngine, assembly: Assembly, *, sender: str, kind: str
+) -> bool:
     """
     Say by hand that a kind's baseline is complete; False where it was already.
 

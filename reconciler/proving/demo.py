@@ -158,10 +158,8 @@ def counter(text: str, family: str, label: str) -> int:
 
 
 async def query(database: str, statement: str) -> list[dict[str, Any]]:
-    async with await psycopg.AsyncConnection.connect(
-        database, row_factory=dict_row
-    ) as connection:
-        return await (await connection.execute(statement)).fetchall()  # type: ignore[arg-type]
+    async with await psycopg.AsyncConnection.connect(database, row_factory=dict_row) as connection:
+        return await (await connection.execute(statement)).fetchall()
 
 
 def report(

@@ -86,9 +86,7 @@ idempotency_key = "{{{{ event_id }}}}:receipt"
 
 def write_configuration(directory: Path, *, sender: str, destination: str) -> Path:
     path = directory / "demo.toml"
-    text = CONFIGURATION.format(
-        state=directory / "state", sender=sender, destination=destination
-    )
+    text = CONFIGURATION.format(state=directory / "state", sender=sender, destination=destination)
     path.write_text(text, encoding="utf-8")
     return path
 

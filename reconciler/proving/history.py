@@ -14,7 +14,7 @@ class History:
         self.path = path
         self._file: TextIO = path.open("a", encoding="utf-8")
 
-    def write(self, what: str, **facts: Any) -> None:  # noqa: ANN401
+    def write(self, what: str, **facts: Any) -> None:
         line = json.dumps({"what": what, "at": round(time.time(), 3), **facts})
         self._file.write(line + "\n")
         self._file.flush()

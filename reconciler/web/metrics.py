@@ -18,7 +18,7 @@ class Metrics:
     """Every family that we expose; label values are bounded: configured names and closed lists."""
 
     def __init__(self, *, senders: tuple[str, ...], destinations: tuple[str, ...]) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.senders, self.destinations = senders, destinations
         self.requests = Counter(
