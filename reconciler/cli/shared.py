@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
@@ -53,7 +54,10 @@ def reports_errors(command: Command) -> Command:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run one command's work, quietly interruptible."""
+    """Run one command's work, quietly interruptible; what it has to say goes to stderr."""
+    from reconciler import logs
+
+    logs.configure(level=logging.WARNING)
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
