@@ -16,10 +16,11 @@ log = structlog.get_logger()
 
 R = TypeVar("R")
 
-LANES = 2  #: commits under way at once: one waits for the disk, or a lock, while one works
+LANES = 2  #: commits under way at once; see `_may_begin`
+CROWD = 50  #: waiting events that are worth a commit beside the one under way
+PATIENCE = timedelta(milliseconds=100)  #: a commit under way for longer waits for something
 BYTES_MAX = 16 * 1024**2  #: of the bodies of one commit; a single larger delivery goes alone
 DEADLINE = timedelta(seconds=30)  #: of one commit: a connection may hang and never say so
-BEAT = timedelta(seconds=1)  #: how often an idle lane says that it is alive
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,18 +28,20 @@ class GroupCommit(Generic[R]):
     """
     Takes deliveries from many waiters and commits what has gathered, as one.
 
-    There is no timer: an idle lane commits at once, a busy one finds more the longer it was
-    busy. A delivery of several events stays together.
+    Nobody waits for company: where no commit is under way the next one begins at once, and the
+    longer one takes the more have gathered for the next. A delivery of several events stays
+    together.
     """
 
     commit: Callable[[Sequence[Event]], Awaitable[Sequence[R]]]
     batch_max: int  #: events of one commit
     waiting_max: int  #: deliveries that may wait
-    beat: Callable[[], None] = lambda: None  #: called on progress, and every BEAT when idle
+    beat: Callable[[], None] = lambda: None  #: called on progress, and by idle lanes all the time
     lanes: int = LANES
     deadline: timedelta = DEADLINE
 
     waiting: "deque[_Unit[R]]" = field(default_factory=deque, init=False)
+    begun: dict[asyncio.Task[None], float] = field(default_factory=dict, init=False)
     arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     closed: bool = field(default=False, init=False)
 
@@ -56,7 +59,8 @@ class GroupCommit(Generic[R]):
             raise OverloadError(f"{self.waiting_max} deliveries wait already")
         unit = _Unit[R](events=events, done=asyncio.get_running_loop().create_future())
         self.waiting.append(unit)
-        self.arrived.set()
+        if not self.begun or len(self.waiting) >= CROWD:
+            self.arrived.set()
         try:
             return await unit.done
         except asyncio.CancelledError:
@@ -81,17 +85,30 @@ class GroupCommit(Generic[R]):
     async def _work(self) -> None:
         while True:
             self.beat()
-            if batch := self._take():
+            if self._may_begin() and (batch := self._take()):
                 await self._settle(batch)
-            elif self.closed:
+            elif self.closed and not self.waiting:
                 return
             else:
                 self.arrived.clear()
                 await self._arrival()
 
+    def _may_begin(self) -> bool:
+        """
+        Whether a commit may begin now.
+
+        A second one beside the one under way would halve both where few wait, and a commit costs
+        almost the same for one event as for fifty. It pays for a crowd, and it must be possible
+        where the one under way is held up by somebody else's lock.
+        """
+        if not self.begun or len(self.waiting) >= CROWD:
+            return True
+        longest = asyncio.get_running_loop().time() - min(self.begun.values())
+        return longest > PATIENCE.total_seconds()
+
     async def _arrival(self) -> None:
         try:
-            async with asyncio.timeout(BEAT.total_seconds()):
+            async with asyncio.timeout(PATIENCE.total_seconds()):
                 await self.arrived.wait()
         except TimeoutError:
             return
@@ -115,6 +132,9 @@ class GroupCommit(Generic[R]):
     async def _settle(self, batch: Sequence["_Unit[R]"]) -> None:
         """Commit *batch* and tell each waiter; whatever goes wrong is told them too."""
         events = [event for unit in batch for event in unit.events]
+        lane = asyncio.current_task()
+        assert lane is not None
+        self.begun[lane] = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self.deadline.total_seconds()):
                 results = _each(await self.commit(events), events)
@@ -134,6 +154,8 @@ class GroupCommit(Generic[R]):
                 if not unit.done.done():
                     unit.done.set_result(results[position : position + len(unit.events)])
                 position += len(unit.events)
+        finally:
+            del self.begun[lane]
 
     @staticmethod
     def _fail_all(batch: Sequence["_Unit[R]"], error: Exception) -> None:

@@ -79,17 +79,41 @@ async def test_what_arrives_during_a_commit_is_committed_together():
     }
 
 
-async def test_two_lanes_commit_at_the_same_time():
-    """While one commit waits for the disk the next is under way, not a third."""
+async def test_a_second_commit_begins_for_a_crowd(monkeypatch: pytest.MonkeyPatch):
+    """
+    While the first is under way a few wait, for two small commits cost more than one larger.
+    A crowd does not: it is committed beside it, and there is no third.
+    """
+    monkeypatch.setattr(group_commit, "CROWD", 3)
+    monkeypatch.setattr(group_commit, "PATIENCE", timedelta(seconds=60))
     database = Database()
     async with running(database, lanes=2) as committer, asyncio.TaskGroup() as waiters:
         database.free.clear()
-        for name in ("a", "b", "c", "d"):
+        waiters.create_task(committer.submit([event("a")]))
+        await until(lambda: database.batches == [["a"]])
+        for name in "bcd":
+            assert 1 == len(database.batches)
             waiters.create_task(committer.submit([event(name)]))
-            await until(lambda name=name: [name] in database.batches or len(database.batches) == 2)
+        await until(lambda: len(database.batches) == 2)
+        for name in "efg":
+            waiters.create_task(committer.submit([event(name)]))
+        await until(lambda: len(committer.waiting) == 3)
+        assert [["a"], ["b", "c", "d"]] == database.batches
         database.free.set()
 
-    assert [["a"], ["b"], ["c", "d"]] == database.batches
+    assert [["a"], ["b", "c", "d"], ["e", "f", "g"]] == database.batches
+
+
+async def test_a_commit_that_is_held_up_does_not_hold_up_the_next():
+    """Somebody else's lock is waited for by those who need it, not by all."""
+    database = Database()
+    async with running(database, lanes=2) as committer, asyncio.TaskGroup() as waiters:
+        database.free.clear()
+        waiters.create_task(committer.submit([event("a")]))
+        await until(lambda: database.batches == [["a"]])
+        waiters.create_task(committer.submit([event("b")]))
+        await until(lambda: database.batches == [["a"], ["b"]])
+        database.free.set()
 
 
 async def test_a_commit_has_limits_and_a_delivery_stays_together():
