@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psycopg
 import structlog
 
 from reconciler import embedded_leftovers as leftovers
@@ -87,9 +88,17 @@ def join(state: Path) -> str | None:
     """The URL of the private PostgreSQL under *state* where it runs and is ready, else None."""
     for data in sorted(state.glob("pg[0-9]*")):
         lines = leftovers.postmaster_lines(data)
-        if lines[7:] == ["ready"] and leftovers.postmaster_pid(data) is not None:
-            return url_of(Path(lines[4]))
+        if lines[7:] == ["ready"] and answers(url := url_of(Path(lines[4]))):
+            return url
     return None
+
+
+def answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False  # its file outlived it, or it is just going
+    return True
 
 
 def started(state: Path, lock: Lock, *, joined: Lock | None, fast: bool) -> "Embedded":
