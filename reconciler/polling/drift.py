@@ -4,18 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from reconciler.ledger.drifts import Found
+
 SECOND = 1_000_000_000
-
-
-class Finding(StrEnum):
-    """How a listed item stands to what we hold."""
-
-    IN_SYNC = "in_sync"  #: the same version, and nothing that both declare differs
-    MISSING = "missing"  #: we hold nothing of it
-    BEHIND = "behind"  #: we hold an older version
-    CONFLICT = "conflict"  #: we hold this version with other content
-    AHEAD = "ahead"  #: we hold a newer version: the listing lags; no drift
-    BURIED = "buried"  #: a newer version of what we hold as deleted
 
 
 class Step(StrEnum):
@@ -54,7 +45,7 @@ class Patience:
 
 
 def next_step(
-    finding: Finding,
+    found: Found,
     *,
     changed_at: int | None,
     since: datetime | None,
@@ -66,15 +57,15 @@ def next_step(
 
     Asking for a read of a difference at one version waits for nothing: it changes no state.
     """
-    match finding:
-        case Finding.IN_SYNC | Finding.AHEAD:
+    match found:
+        case Found.AHEAD:
             return Step.NOTHING
-        case Finding.CONFLICT:
+        case Found.CONFLICT:
             return Step.READ if readable else Step.NOTHING
-        case Finding.MISSING | Finding.BEHIND | Finding.BURIED:
+        case Found.MISSING | Found.BEHIND | Found.BURIED:
             if patience.is_young(changed_at) and not patience.has_stood(since):
                 return Step.LEAVE
-            return Step.READ if finding is Finding.BURIED and readable else Step.CORRECT
+            return Step.READ if found is Found.BURIED and readable else Step.CORRECT
 
 
 def absent_too_many(*, absent: int, held: int, percent: int) -> bool:

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reconciler.exact_json import Json
-from reconciler.expressions import Expression, ExpressionError, compile_expression
+from reconciler.expressions import Expression, ExpressionError
 from reconciler.polling.addresses import same_origin
 from reconciler.polling.faults import PageBrokenError
-from reconciler.settings.models import PaginationSettings
 
 LONGEST_CURSOR = 8192
 Style = Literal["single", "cursor", "page", "offset", "last_id", "next_url", "link"]
@@ -48,23 +47,6 @@ class Pagination:
     next: Expression | None = None
     more: Expression | None = None
     fixed: Mapping[str, str] = field(default_factory=dict)  #: size parameter
-
-
-def compile_pagination(settings: PaginationSettings | None) -> Pagination:
-    """Compile what the configuration says; without it, a listing is one page."""
-    if settings is None:
-        return Pagination(style="single")
-    fixed = (
-        {settings.size_param: str(settings.size)} if settings.size_param and settings.size else {}
-    )
-    return Pagination(
-        style=settings.style,
-        param=settings.param,
-        first=settings.first,
-        next=compile_expression(settings.next) if settings.next else None,
-        more=compile_expression(settings.more) if settings.more else None,
-        fixed=fixed,
-    )
 
 
 def query_of(pagination: Pagination, position: Position) -> dict[str, str] | None:

@@ -21,6 +21,10 @@ class Seen:
         self._hashes.append(_hash(key))
         self._sorted = False
 
+    def clear(self) -> None:
+        self._hashes = array("Q")
+        self._sorted = True
+
     def __contains__(self, key: str) -> bool:
         if not self._sorted:
             self._sort()

@@ -6,39 +6,33 @@ from datetime import datetime
 from sqlalchemy import (
     BigInteger,
     Column,
-    DateTime,
     PrimaryKeyConstraint,
     Table,
     Text,
-    bindparam,
     case,
-    column,
     delete,
     func,
     literal,
     select,
 )
-from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.database import metadata
+from reconciler.ledger.rowsets import C, Time, record_set
 
 sightings = Table(
     "sightings",
     metadata,
-    Column("sender", Text(collation="C"), nullable=False),
-    Column("kind", Text(collation="C"), nullable=False),
-    Column("key", Text(collation="C"), nullable=False),
+    Column("sender", C, nullable=False),
+    Column("kind", C, nullable=False),
+    Column("key", C, nullable=False),
     Column("held_version", BigInteger),
-    Column("seen_at", DateTime(timezone=True), nullable=False),
+    Column("seen_at", Time, nullable=False),
     PrimaryKeyConstraint("sender", "kind", "key", name="sightings_pkey"),
 )
 
-_given = (
-    func.jsonb_to_recordset(bindparam("rows", type_=JSONB))
-    .table_valued(column("key", Text), column("held_version", BigInteger))
-    .render_derived(name="given", with_types=True)
-)
+_given = record_set("given", {"key": C, "held_version": BigInteger()})
 
 
 async def see(

@@ -8,21 +8,30 @@ import pytest
 from reconciler.expressions import compile_expression
 from reconciler.polling.answer import Poison, read_page
 from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.listing import compile_getting, compile_listing
 from reconciler.polling.pagination import (
     Page,
     Position,
-    compile_pagination,
     next_position,
     query_of,
 )
-from reconciler.settings.models import PaginationSettings
+from reconciler.settings.models import ResourceSettings
 
 URL = "https://api.shop.example/v1/orders?limit=2"
 
 
+def pagination_of(settings):
+    listed = {"path": "/v1/orders", "items": "data", "pagination": settings}
+    resource = ResourceSettings(key="id", version="version", list=listed)
+    problems = []
+    listing = compile_listing(resource, "senders.shop.resources.order", problems)
+    assert [] == problems
+    return listing.pagination
+
+
 def walk(settings, *pages, links=()):
     """Go through *pages* (answers with `data`); return the query of each, and whether it ended."""
-    pagination = compile_pagination(PaginationSettings(**settings) if settings else None)
+    pagination = pagination_of(settings)
     position: Position | None = Position()
     queries = []
     for number, answer in enumerate(pages):
@@ -177,6 +186,24 @@ def test_links_are_followed():
 def test_without_pagination_a_listing_is_one_page():
     """Nothing is asked for twice."""
     assert ([{}], True) == walk(None, {"data": ["a"]})
+
+
+def test_a_wrong_expression_is_a_problem_with_its_place():
+    """What cannot be compiled is told with its key, all at once."""
+    listed = {
+        "path": "/v1/orders",
+        "items": "data[",
+        "pagination": {"style": "cursor", "next": "1.5", "param": "c"},
+    }
+    got = {"path": "/v1/orders/{{ id }}"}
+    resource = ResourceSettings(key="id", version="version", list=listed, get=got)
+    problems = []
+    compile_listing(resource, "senders.shop.resources.order", problems)
+    compile_getting(resource, "senders.shop.resources.order", problems)
+
+    assert ["list.items", "list.pagination.next", "get.path"] == [
+        problem.key.removeprefix("senders.shop.resources.order.") for problem in problems
+    ]
 
 
 DATA = compile_expression("data")

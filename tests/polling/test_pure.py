@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from reconciler.ledger.drifts import Found
 from reconciler.polling import rate, retry_after
-from reconciler.polling.drift import Finding, Patience, Step, absent_too_many, next_step
+from reconciler.polling.drift import Patience, Step, absent_too_many, next_step
 from reconciler.polling.faults import PageBrokenError
 from reconciler.polling.rate import Rate
 from reconciler.polling.retry_after import parse_retry_after
@@ -146,7 +147,7 @@ def decide(finding, *, changed_at=None, since=None, grace=timedelta(minutes=2), 
     )
 
 
-@pytest.mark.parametrize("finding", [Finding.MISSING, Finding.BEHIND])
+@pytest.mark.parametrize("finding", [Found.MISSING, Found.BEHIND])
 def test_a_young_change_is_left_for_its_webhook(finding):
     """Within grace the webhook may still come; afterwards the scan corrects."""
     assert Step.LEAVE == decide(finding, changed_at=NOW_NS - MINUTE)
@@ -158,41 +159,36 @@ def test_what_keeps_changing_is_corrected_all_the_same():
     """An item that is always young is not left for ever: our row has been behind for grace."""
     young = NOW_NS - MINUTE // 2
 
-    assert Step.LEAVE == decide(Finding.BEHIND, changed_at=young, since=NOW - timedelta(minutes=1))
-    assert Step.CORRECT == decide(
-        Finding.BEHIND, changed_at=young, since=NOW - timedelta(minutes=2)
-    )
+    assert Step.LEAVE == decide(Found.BEHIND, changed_at=young, since=NOW - timedelta(minutes=1))
+    assert Step.CORRECT == decide(Found.BEHIND, changed_at=young, since=NOW - timedelta(minutes=2))
 
 
 def test_without_a_time_only_standing_for_grace_counts():
     """No changed_at: the first sight is never enough, unless grace is zero."""
-    assert Step.LEAVE == decide(Finding.MISSING)
-    assert Step.CORRECT == decide(Finding.MISSING, since=NOW - timedelta(minutes=3))
-    assert Step.CORRECT == decide(Finding.MISSING, grace=timedelta(0))
+    assert Step.LEAVE == decide(Found.MISSING)
+    assert Step.CORRECT == decide(Found.MISSING, since=NOW - timedelta(minutes=3))
+    assert Step.CORRECT == decide(Found.MISSING, grace=timedelta(0))
 
 
 def test_a_stamp_in_the_future_is_just_now():
     """A skewed sender neither hides its changes for ever nor has them corrected at once."""
     future = NOW_NS + 3600 * 10**9
 
-    assert Step.LEAVE == decide(Finding.BEHIND, changed_at=future)
-    assert Step.CORRECT == decide(
-        Finding.BEHIND, changed_at=future, since=NOW - timedelta(minutes=2)
-    )
+    assert Step.LEAVE == decide(Found.BEHIND, changed_at=future)
+    assert Step.CORRECT == decide(Found.BEHIND, changed_at=future, since=NOW - timedelta(minutes=2))
 
 
 def test_what_is_no_drift_is_left_alone():
     """C117: a listing that lags behind our state changes nothing."""
-    assert Step.NOTHING == decide(Finding.AHEAD)
-    assert Step.NOTHING == decide(Finding.IN_SYNC)
+    assert Step.NOTHING == decide(Found.AHEAD)
 
 
 def test_only_a_read_settles_a_conflict_or_revives():
     """An equal version with other content, and a newer one over a tombstone, ask for a read."""
-    assert Step.READ == decide(Finding.CONFLICT)
-    assert Step.NOTHING == decide(Finding.CONFLICT, readable=False)
-    assert Step.READ == decide(Finding.BURIED, changed_at=0)
-    assert Step.CORRECT == decide(Finding.BURIED, changed_at=0, readable=False)
+    assert Step.READ == decide(Found.CONFLICT)
+    assert Step.NOTHING == decide(Found.CONFLICT, readable=False)
+    assert Step.READ == decide(Found.BURIED, changed_at=0)
+    assert Step.CORRECT == decide(Found.BURIED, changed_at=0, readable=False)
 
 
 def test_the_mass_change_brake():
