@@ -38,7 +38,7 @@ class Limits:
     """How many headers a request may have."""
     head_within: timedelta = timedelta(seconds=10)
     """How long request line and headers may take to arrive, however much trickles."""
-    keep_alive: timedelta = timedelta(seconds=75)
+    keep_alive: timedelta = timedelta(seconds=30)
     """How long a connection may be idle between two requests."""
 
 

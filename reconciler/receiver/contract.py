@@ -50,7 +50,8 @@ class SenderContract:
     items: Expression | None
     kinds: tuple[KindContract, ...]
     handshakes: tuple[Handshake, ...]
-    masked_headers: frozenset[str]
+    masked_headers: frozenset[str]  #: never stored as they came
+    read_headers: frozenset[str]  #: what makes the event what it is: stored as they came
     masked_secrets: tuple[str, ...]
 
     def kind_for(self, event_type: str) -> KindContract | None:
@@ -91,6 +92,7 @@ def compile_sender(
     handshakes = tuple(work.handshake(place, each) for place, each in enumerate(settings.handshake))
     if work.problems:
         raise ConfigError(problems=work.problems)
+    masked_headers = frozenset({settings.signature.header.lower()})
     assert signature is not None
     assert event_id is not None
     assert event_type is not None
@@ -109,8 +111,20 @@ def compile_sender(
         items=items,
         kinds=kinds,
         handshakes=tuple(each for each in handshakes if each is not None),
-        masked_headers=frozenset({settings.signature.header.lower()}),
+        masked_headers=masked_headers,
+        read_headers=headers_read_by(
+            event_id, event_type, occurred_at, items, *(kind.from_ for kind in kinds)
+        )
+        - masked_headers,
         masked_secrets=tuple(resolved),
+    )
+
+
+def headers_read_by(*expressions: Expression | None) -> frozenset[str]:
+    """Return the headers that *expressions* name, in lower case."""
+    paths = [path for each in expressions if each is not None for path in each.paths]
+    return frozenset(
+        str(path[1]).lower() for path in paths if len(path) > 1 and path[0] == "headers"
     )
 
 

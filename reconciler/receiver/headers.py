@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from reconciler.receiver.signature import Headers
 
 MASK = "***"
+SECRET_MIN = 12  #: characters from which on a secret is looked for inside values
 
 _SECRET = re.compile(
     r"(^|-)(authorization|cookie|signature(-\d+)?|token|secret|password|api-?key)$", re.ASCII
@@ -23,18 +24,27 @@ def joined(headers: Headers) -> dict[str, str]:
 
 
 def masked(
-    headers: Mapping[str, str], *, names: Collection[str], secrets: Collection[str]
+    headers: Mapping[str, str],
+    *,
+    always: Collection[str],
+    never: Collection[str],
+    secrets: Collection[str],
 ) -> dict[str, str]:
     """
     Return *headers* as they may be stored and shown.
 
-    Masked are the headers called *names*, those whose name says that they carry a secret,
-    and every value that holds one of the sender's own *secrets*.
+    Masked are the headers called as in *always*, and, but for those in *never*, the ones whose
+    name says that they carry a secret and the ones that carry one of the sender's *secrets*.
     """
 
     def tells(name: str, value: str) -> bool:
-        if name in names or _SECRET.search(name):
-            return True
-        return any(secret in value for secret in secrets)
+        if name in always or name in never:
+            return name in always
+        return bool(_SECRET.search(name)) or any(_holds(value, secret) for secret in secrets)
 
     return {name: MASK if tells(name, value) else value for name, value in headers.items()}
+
+
+def _holds(value: str, secret: str) -> bool:
+    """Tell whether *value* gives *secret* away; a short one may be part of a word by chance."""
+    return secret in value if len(secret) >= SECRET_MIN else secret == value

@@ -58,7 +58,12 @@ class Request:
 
     def kept(self, contract: SenderContract) -> dict[str, str]:
         """Return the headers as they may be stored."""
-        return masked(self.values, names=contract.masked_headers, secrets=contract.masked_secrets)
+        return masked(
+            self.values,
+            always=contract.masked_headers,
+            never=contract.read_headers,
+            secrets=contract.masked_secrets,
+        )
 
     @property
     def greeted(self) -> Greeted:
