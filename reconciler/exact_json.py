@@ -19,7 +19,6 @@ _QUIET_EXPONENT = 40  #: numbers that grow by no more than this are not worth co
 _DECIMAL_MARK = "\x00"  #: marks a Decimal while C writes it as a text; no text of ours holds it
 _MARKED = re.compile(r'"\\u0000(-?[0-9]+(?:\.[0-9]+)?)"')
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse(data: bytes) -> Json:
@@ -54,8 +53,8 @@ def dumps(value: Json) -> str:
     """
     Write *value* as one line of JSON, every number in plain digits and exactly.
 
-    Raises NotJsonError for what JSON or PostgreSQL cannot hold. Values that did not come out
-    of `parse` go through `require_json` first: a float would pass here unnoticed.
+    Raises NotJsonError for what PostgreSQL cannot hold. What did not come out of `parse` goes
+    through `require_json` first: a float would pass here unnoticed.
 
     >>> dumps({"amount": Decimal("1.230E+1")})
     '{"amount":12.30}'
@@ -123,25 +122,32 @@ def check_size(number: int | Decimal) -> None:
         raise NotJsonError(f"a number has more than {MAX_DIGITS} digits")
 
 
-def require_json(value: object) -> Json:
+def require_json(value: object, *, _depth: int = 0) -> Json:
     """
-    Return *value* if it is JSON in our sense all the way down, else raise NotJsonError.
-
-    For what does not come out of `parse`: values made by a handler, or read from a file.
+    Return *value* if all of it is JSON in our sense, else raise NotJsonError: for what does
+    not come out of `parse`, but was made by a handler or read from a file.
     """
-    if isinstance(value, str):
-        _check_text(value)
-        return value
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | Decimal):
-        check_size(value)
-        return value
-    if isinstance(value, Mapping | list):
-        _check_depth(value)
-        _check_members(value)
-        return value
-    return _refuse_type(value)
+    if _depth >= MAX_DEPTH and isinstance(value, Mapping | list):
+        raise NotJsonError(f"it is nested more than {MAX_DEPTH} levels deep")
+    match value:
+        case None | bool():
+            pass
+        case str():
+            _check_text(value)
+        case int() | Decimal():
+            check_size(value)
+        case Mapping():
+            for name, member in value.items():
+                if not isinstance(name, str):
+                    raise NotJsonError("a member's name is not a text")
+                _check_text(name)
+                require_json(member, _depth=_depth + 1)
+        case list():
+            for member in value:
+                require_json(member, _depth=_depth + 1)
+        case _:
+            _refuse_type(value)
+    return value
 
 
 class NotJsonError(ReconcilerError):
@@ -159,8 +165,7 @@ class _LargeExponentError(Exception):
 class _Counter:
     """Reads numbers with exponents and refuses documents that would explode."""
 
-    def __init__(self) -> None:
-        self.digits = 0
+    digits = 0
 
     def number(self, text: str) -> Decimal:
         value = _decimal(text)
@@ -252,7 +257,7 @@ def _encoded(value: Json, write: Callable[[Decimal], str], *, sort_keys: bool) -
         text, found = _MARKED.subn(r"\1", text)
         if found != marked:
             raise NotJsonError("a text holds NUL")
-    if not text.isascii() and _SURROGATE.search(text):
+    if not text.isascii() and _UNSTORABLE.search(text):
         raise NotJsonError("a text holds half of a surrogate pair")
     return text
 
@@ -274,33 +279,19 @@ def _check_depth(value: Json) -> None:
 
 
 def _check_texts(value: Json) -> None:
-    if isinstance(value, str):
-        _check_text(value)
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            _check_text(name)
-            _check_texts(member)
-    elif isinstance(value, list):
-        for member in value:
-            _check_texts(member)
+    match value:
+        case str():
+            _check_text(value)
+        case list() | Mapping():
+            for member in value:  # of an object: the names of its members
+                _check_texts(member)
+            _check_texts([*value.values()] if isinstance(value, Mapping) else None)
 
 
 def _check_text(text: str) -> None:
     if found := _UNSTORABLE.search(text):
         what = "NUL" if found[0] == "\x00" else "half of a surrogate pair"
         raise NotJsonError(f"a text holds {what}, which PostgreSQL cannot store")
-
-
-def _check_members(value: Mapping[str, Json] | list[Json]) -> None:
-    if isinstance(value, Mapping):
-        for name, member in value.items():
-            if not isinstance(name, str):
-                raise NotJsonError("a member's name is not a text")
-            _check_text(name)
-            require_json(member)
-    else:
-        for member in value:
-            require_json(member)
 
 
 _MAX_WHOLE = 10**MAX_DIGITS

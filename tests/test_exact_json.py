@@ -189,8 +189,16 @@ def test_values_that_are_not_ours_are_refused(value, reason):
         require_json(value)
 
 
+def test_values_of_ours_may_be_as_deep_as_those_we_read():
+    deepest = parse(b"[" * 200 + b"]" * 200)
+    assert deepest is require_json(deepest)
+    with pytest.raises(NotJsonError, match="nested"):
+        require_json([deepest])
+
+
 def test_writing_refuses_what_it_cannot_write():
     loop: list[object] = []
+    loop.append(loop)
     loop.append(loop)
     for value in ({"a": object()}, loop, Decimal("NaN"), "\ud800", {"\ud800": 1}, 10**4300):
         with pytest.raises(NotJsonError):
