@@ -15,5 +15,5 @@ for name in DATA:
 setup(
     packages=[*find_packages(include=["reconciler*", "outbox*"]), *places],
     package_dir=places,
-    package_data={"": ["*.toml", "*.mako", "py.typed", "*.html", "*.css", "*.js", "*.json"]},
+    package_data={"": ["*.toml", "*.mako", "checksums.txt", "py.typed", "*.html", "*.css", "*.js", "*.json"]},
 )

@@ -49,6 +49,9 @@ async def upgrade(database: AsyncEngine | str, schema: str = "reconciler") -> st
             await engine.dispose()
 
     schema = schema_of(database)
+    found = await current(database)
+    if found is not None and (found == head() or is_ahead(found)):
+        return found  # nothing to do: ask for no lock
     for _ in range(ROUNDS):
         try:
             await transact(database, lambda connection: migrate(connection, schema), attempts=3)
