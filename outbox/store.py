@@ -190,7 +190,7 @@ async def counts(connection: AsyncConnection) -> dict[str, Any]:
     by_state = await connection.execute(
         select(outbox.c.state, func.count()).group_by(outbox.c.state)
     )
-    found: dict[str, int] = dict(by_state.tuples())
+    found = {state: count for state, count in by_state}
     oldest = await connection.scalar(
         select(func.min(outbox.c.due_at)).where(
             outbox.c.state == PENDING, outbox.c.due_at <= func.now()

@@ -33,9 +33,7 @@ def main(loaded: Loaded, *, roles: Sequence[str]) -> None:
     """
     assembly = assemble(loaded.path)
     private = (
-        embedded.start(embedded.state_directory(loaded.settings))
-        if uses_private(loaded)
-        else None
+        embedded.start(embedded.state_directory(loaded.settings)) if uses_private(loaded) else None
     )
     try:
         with contextlib.ExitStack() as listening:

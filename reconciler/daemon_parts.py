@@ -103,7 +103,7 @@ class Parts:
         """Check what we rely on, and give every kind its birthday."""
         await migrate.require_current(self.engine)
         await check_durable(self.engine)
-        problems = await user_sql.verify(self.engine, self.assembly.rules.statements)
+        problems = await user_sql.verify(self.engine, self.assembly.rules)
         if problems:
             raise ConfigError(problems=self.assembly.loaded.place(problems))
         born = await transact(self.engine, self.be_born)

@@ -53,6 +53,4 @@ class Progress:
     def stalled(self) -> list[str]:
         """Loops that have not moved within their bound."""
         now = self.clock()
-        return sorted(
-            name for name, bound in self.bounds.items() if now - self.moved[name] > bound
-        )
+        return sorted(name for name, bound in self.bounds.items() if now - self.moved[name] > bound)

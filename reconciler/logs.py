@@ -39,9 +39,7 @@ def configure(*, stream: TextIO | None = None, level: int = logging.INFO) -> Non
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def event_first(
-    _: object, __: str, facts: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
+def event_first(_: object, __: str, facts: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Put the event's name first, where a person looks for it."""
     return {"event": facts.pop("event", ""), **facts}
 

@@ -199,8 +199,3 @@ class Rules:
     effects: frozenset[str]  #: configured names, which handlers must not use
     search_path: str | None
     reread: Reread | None
-
-    @property
-    def statements(self) -> tuple[ApplyStep, ...]:
-        """Every statement of the user's, to be checked before the first event needs it."""
-        return tuple(step for sender in self.senders.values() for step in sender.applies)

@@ -46,7 +46,7 @@ async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
         async with opened(assembly.loaded) as found:
             await database.check_durable(found.engine)
             problems += assembly.loaded.place(
-                await user_sql.verify(found.engine, assembly.rules.statements)
+                await user_sql.verify(found.engine, assembly.rules)
             )
             lines.append(f"database: {found.url}")
     except ReconcilerError as error:
