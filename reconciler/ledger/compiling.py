@@ -28,6 +28,7 @@ from reconciler.ledger.kinds import is_dated
 from reconciler.ledger.sql_text import read_statement
 from reconciler.ledger.triggers import Reacting, nearest, read_trigger
 from reconciler.ledger.user_sql import ApplyStep
+from reconciler.settings.documents import dotted
 from reconciler.settings.models import ApplySettings, EffectSettings, Settings
 
 P = ParamSpec("P")
@@ -80,14 +81,16 @@ def compile_effect(
     request = attempt("request", split_request, effect.request)
     path = request and attempt("request", compile_path, request[1], names=EFFECT_NAMES)
     for header in effect.headers:
-        attempt(f"headers.{header}", check_header_name, header, key_header=target.key_header)
+        attempt(
+            dotted(("headers", header)), check_header_name, header, key_header=target.key_header
+        )
     headers = {
-        header: attempt(f"headers.{header}", compile_template, value, names=EFFECT_NAMES)
+        header: attempt(dotted(("headers", header)), compile_template, value, names=EFFECT_NAMES)
         for header, value in effect.headers.items()
     }
     for header, template in headers.items():
         if template is not None:
-            attempt(f"headers.{header}", check_static_header, header, template)
+            attempt(dotted(("headers", header)), check_static_header, header, template)
     json = attempt("json", compile_json, effect.json_, names=EFFECT_NAMES)
     said = effect.idempotency_key
     key = None
@@ -143,7 +146,7 @@ def compile_step(compiler: Compiler, step: ApplySettings, *, sender: str) -> App
     gate = compiler.gate(step, sender=sender, names=NAMES)
     statement = compiler.attempt("sql", read_statement, step.sql)
     params = {
-        name: compiler.attempt(f"params.{name}", compile_expression, value, names=NAMES)
+        name: compiler.attempt(dotted(("params", name)), compile_expression, value, names=NAMES)
         for name, value in step.params.items()
     }
     if statement is None:
@@ -152,7 +155,7 @@ def compile_step(compiler: Compiler, step: ApplySettings, *, sender: str) -> App
         compiler.complain("params", f":{name} stands in the SQL and is not among the params")
     for name in sorted(set(params) - set(statement.names)):
         compiler.complain(
-            f"params.{name}", f"the SQL has no :{name}" + nearest(name, statement.names)
+            dotted(("params", name)), f"the SQL has no :{name}" + nearest(name, statement.names)
         )
     return ApplyStep(
         where=compiler.key,
@@ -182,17 +185,9 @@ def compile_also_read(
     settings: Settings, sender: str, problems: list[Problem]
 ) -> tuple[AlsoRead, ...]:
     reads = []
-    resources = settings.senders[sender].resources
     for number, read in enumerate(settings.senders[sender].also_read):
-        compiler = Compiler(
-            settings=settings, problems=problems, key=f"senders.{sender}.also_read[{number}]"
-        )
-        if read.kind not in resources:
-            compiler.complain(
-                "kind", f"{sender} has no kind {read.kind!r}" + nearest(read.kind, resources)
-            )
-        elif resources[read.kind].get is None:
-            compiler.complain("kind", f"{sender}:{read.kind} has no `get` to be read with")
+        where = f"senders.{sender}.also_read[{number}]"
+        compiler = Compiler(settings=settings, problems=problems, key=where)
         key = compiler.attempt(
             "key", compile_expression, read.key, names=ENVELOPE_NAMES, root="body"
         )

@@ -13,6 +13,7 @@ from reconciler.ledger.globs import can_meet
 from reconciler.ledger.kinds import about
 from reconciler.ledger.triggers import sources_of
 from reconciler.ledger.user_sql import ApplyStep
+from reconciler.settings.documents import dotted
 from reconciler.settings.models import ResourceSettings, Settings
 
 STATES = ("state", "previous", "current")
@@ -65,7 +66,7 @@ def read_by_effect(effect: Effect) -> Iterator[Reading]:
     yield from read_by_gate(key, effect.gate)
     yield f"{key}.request", effect.path.paths
     for name, value in effect.headers.items():
-        yield f"{key}.headers.{name}", value.paths
+        yield f"{key}.{dotted(('headers', name))}", value.paths
     if effect.json is not None:
         yield f"{key}.json", effect.json.paths
     if effect.key is not None:
@@ -75,7 +76,7 @@ def read_by_effect(effect: Effect) -> Iterator[Reading]:
 def read_by_step(step: ApplyStep) -> Iterator[Reading]:
     yield from read_by_gate(step.where, step.gate)
     for name, value in step.params.items():
-        yield f"{step.where}.params.{name}", value.paths
+        yield f"{step.where}.{dotted(('params', name))}", value.paths
 
 
 def read_by_gate(key: str, gate: Gate) -> Iterator[Reading]:

@@ -22,6 +22,7 @@ def questions(settings: Settings, handlers: Sequence[Handler]) -> Iterator[Probl
         yield from unsaid_if_stale(settings, asked)
     for name, effect in settings.effects.items():
         yield from unknown_age(settings, name, effect)
+    yield from unsaid_first_seen(settings, handlers)
 
 
 def reactions_of(settings: Settings, handlers: Sequence[Handler]) -> Iterator[Asked]:
@@ -129,6 +130,26 @@ def unknown_age(settings: Settings, name: str, effect: EffectSettings) -> Iterat
                     f" senders.{sender_name}.event.occurred_at"
                 )
                 yield Problem(key=key, message=message)
+
+
+def unsaid_first_seen(settings: Settings, handlers: Sequence[Handler]) -> Iterator[Problem]:
+    """A handler may ask for calls: of a kind without `list`, is what we never saw news?"""
+    for name, sender in settings.senders.items():
+        watched = [h for h in handlers if matches([h.sender], name)]
+        for kind, resource in sender.resources.items():
+            if resource.list is not None or resource.first_seen is not None:
+                continue
+            if any(
+                matches(effect.on_change, f"{name}:{kind}") for effect in settings.effects.values()
+            ):
+                continue  # the settings ask already
+            if watching := [h.where for h in watched if matches(h.on_change, kind)]:
+                yield Problem(
+                    key=f"senders.{name}.resources.{kind}.first_seen",
+                    message="missing: this kind has no list, so nothing tells what is new from what"
+                    f" is merely new to us, and {watching[0]} reacts to it. Say"
+                    ' first_seen = "fire" (what we never saw is news) or "skip" (it is history)',
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

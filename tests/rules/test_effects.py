@@ -1,12 +1,14 @@
 """Effects become frozen calls: what they say, under which key, and when they are not made."""
 
 import json
+import re
 from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 from sqlalchemy import text
 
+from reconciler.expressions import EFFECT_NAMES
 from reconciler.ledger.event import Change, Origin
 from reconciler.ledger.reactions import react
 
@@ -273,6 +275,43 @@ async def test_path_and_headers_are_frozen_with_the_call(connection):
     assert b'{"at":"2026-01-02T03:04:05Z"}' == asked.entry.body
     assert not asked.entry.idempotent
     assert not asked.entry.ordered
+
+
+async def test_every_name_of_the_documentation_can_be_used(connection):
+    """All names, over a change and over a fact; headers whatever their case."""
+    names = [*sorted(EFFECT_NAMES - {"headers"}), "headers['x-SHOP']"]
+    told = ", ".join(f'"{name}" = "{{{{ {name} }}}}"' for name in names)
+    rules = rules_for(
+        re.sub("json = .*", f"json = {{ {told} }}", CAPTURE)
+        + re.sub("json = .*", f"json = {{ {told} }}", RECEIPT)
+    )
+    happened = ago().replace(2026, 1, 2, 3, 4, 5, 0)
+    causes = [change(previous={"paid": False}), fact()]
+    causes = [
+        replace(one, event=replace(one.event, headers={"x-shop": "a"}, occurred_at=happened))
+        for one in causes
+    ]
+
+    asked = await react(connection, rules, causes)
+
+    shared = {"sender": "shop", "occurred_at": "2026-01-02T03:04:05Z", "origin": "webhook"}
+    assert [
+        {
+            **shared,
+            "body": {"id": "evt_7"}, "event_id": "evt_7", "type": "order.updated",
+            "kind": "order", "key": "ord_42", "version": 7,
+            "state": {"status": "paid", "paid": True, "amount": 1250},
+            "previous": {"paid": False}, "current": None, "change": "updated",
+            "effect": "capture", "headers['x-SHOP']": "a",
+        },
+        {
+            **shared,
+            "body": {"id": "evt_1", "data": {"order_id": "ord_42"}}, "event_id": "evt_1",
+            "type": "refund.succeeded", "kind": None, "key": None, "version": None,
+            "state": None, "previous": None, "current": None, "change": None,
+            "effect": "receipt", "headers['x-SHOP']": "a",
+        },
+    ] == [json.loads(one.entry.body) for [one] in asked]  # fmt: skip
 
 
 async def test_a_key_that_names_neither_version_nor_event_lasts(connection):

@@ -245,6 +245,7 @@ async def test_a_kind_without_versions_needs_a_key_from_its_handler(connection):
         [senders.shop.resources.stock]
         key = "sku"
         version = { kind = "observed" }
+        first_seen = "fire"
         [senders.shop.resources.stock.get]
         path = "/v1/stock/{{ key }}"
         """
@@ -369,6 +370,25 @@ def test_a_handler_answers_the_same_questions():
     assert {"stranger.on[0]", "silent.if_stale", "misspelt.on_change[0]", "nameless.when"} == {
         key.rpartition("<locals>.")[2] for key in problems
     }
+
+
+def test_a_handler_of_a_kind_without_list_needs_first_seen():
+    """What was never seen before: is it news, or history? Only the configuration can say (P20)."""
+    line = """
+        [senders.shop.resources.line]
+        on = ["line.*"]
+        key = "id"
+        version = "version"
+        """
+
+    @handler("shop", on_change="l*")
+    async def tell(event, tx): ...
+
+    problems = problems_of(line, marks_of(tell))
+
+    assert ["senders.shop.resources.line.first_seen"] == list(problems)
+    assert rules_for(line + 'first_seen = "skip"', marks_of(tell))
+    assert rules_for(line)
 
 
 def test_importing_the_package_is_cheap():

@@ -337,6 +337,40 @@ def test_a_field_that_nobody_declares_is_a_mistake():
     assert "'paid'" in problems["effects.capture.becomes"]
 
 
+def test_what_is_read_beside_the_event_is_named_over_the_event():
+    """`also_read` uses the event's own names: any name is a member of the body."""
+    read = """
+        [[senders.shop.also_read]]
+        on = ["refund.*"]
+        kind = "order"
+        key = "data.order_id"
+        """
+    shop = rules_for(read).senders["shop"]
+
+    [one] = shop.also_read_for("refund.succeeded")
+    assert "ord_42" == one.key.value({"body": {"data": {"order_id": "ord_42"}}, "headers": {}})
+    assert shop.known("refund.failed")
+    assert () == shop.also_read_for("order.paid")
+    assert ["senders.shop.also_read[0].key"] == list(
+        problems_of(read.replace("data.order_id", "data..order_id"))
+    )
+
+
+def test_types_without_end_take_no_memory():
+    """A sender may make types up; the rules of a type are remembered for so many and no more."""
+    from reconciler.ledger.rules import KEPT_TYPES
+
+    shop = rules_for(RECEIPT).senders["shop"]
+
+    for number in range(3 * KEPT_TYPES):
+        assert shop.known(f"order.{number}")
+    assert shop.known("order." + 1000 * "x")
+
+    assert len(shop._by_type) <= KEPT_TYPES  # noqa: SLF001
+    assert all(len(kept) < 1000 for kept in shop._by_type)  # noqa: SLF001
+    assert shop.facts_for("refund.succeeded") is shop.facts_for("refund.succeeded")
+
+
 def test_everything_wrong_is_told_at_once():
     """Nobody likes to be told one mistake per start."""
     with pytest.raises(ConfigError) as caught:
