@@ -35,7 +35,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Misbehaves:
-    """Hangs, resets, drips, drips_head, or one of RAW."""
+    """Hangs, answers_late (both until `release`), resets, drips, drips_head, or one of RAW."""
 
     how: str
 
@@ -130,6 +130,9 @@ class Pretend:
         match behaviour.how:
             case "hangs":
                 await self.release.wait()
+            case "answers_late":
+                await self.release.wait()
+                return await self._react(Answers(), writer)
             case "resets":
                 sock = writer.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
