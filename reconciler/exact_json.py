@@ -105,7 +105,7 @@ def plain(number: int | Decimal) -> str:
     check_size(number)
     if isinstance(number, int):
         return str(number)
-    return format(abs(number) if number.is_zero() else number, "f")
+    return format(number.copy_abs() if number.is_zero() else number, "f")
 
 
 def check_size(number: int | Decimal) -> None:
