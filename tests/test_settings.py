@@ -36,6 +36,7 @@ def test_files_lie_over_each_other_by_name(directory: Path):
     write(directory / "conf.d" / "20-late.toml", '[senders.shop]\nsecrets = ["env:NEW"]\n')
     write(directory / "conf.d" / "10-early.toml", '[senders.shop]\nsecrets = ["env:A", "env:B"]\n')
     write(directory / "conf.d" / "not-toml.txt", "[[[")
+    write(directory / "conf.d" / ".#20-late.toml", "[[[")
 
     loaded = load(main, environ={"NEW": "new"})
 
@@ -70,7 +71,10 @@ def test_everything_that_is_wrong_is_said_at_once(directory: Path):
         + '[destinations.pay]\nbase_url = "https://pay.example"\ntimeout = "2m"\nconcurency = 2\n'
         + '[destinations.mail]\nbearer = "env:MAIL_TOKEN"\n',
     )
-    late = write(directory / "conf.d" / "late.toml", '[server]\nadmin_listen = "0.0.0.0:1"\n')
+    late = write(
+        directory / "conf.d" / "late.toml",
+        '[server]\nadmin_listen = "0.0.0.0:1"\n[destinations.mail]\n',
+    )
 
     found = [(problem.file, problem.line, problem.key) for problem in problems(main)]
 

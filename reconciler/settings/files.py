@@ -50,7 +50,8 @@ def read_all(main: Path) -> tuple[Document, tuple[Path, ...]]:
 
     Raises ConfigError with the syntax errors of all of them.
     """
-    files = (main, *sorted((main.parent / "conf.d").glob("*.toml"), key=lambda file: file.name))
+    beside = (main.parent / "conf.d").glob("[!.]*.toml")  # editors leave hidden files behind
+    files = (main, *sorted(beside, key=lambda file: file.name))
     merged, problems = Document(), list[Problem]()
     for file in files:
         try:

@@ -10,11 +10,17 @@ from reconciler.errors import Problem
 from reconciler.settings.addresses import is_loopback
 from reconciler.settings.documents import Finding, dotted
 from reconciler.settings.explain import spell_duration
-from reconciler.settings.models import DestinationSettings, SenderSettings, Settings
+from reconciler.settings.models import (
+    DestinationSettings,
+    ResourceSettings,
+    SenderSettings,
+    Settings,
+)
 from reconciler.settings.positions import KeyPath
 from reconciler.settings.secrets import Secrets, references
 
 USUAL_TOLERANCE = timedelta(minutes=5)
+LONG_ANSWER = timedelta(seconds=30)
 SHORT_TOLERANCE = timedelta(seconds=30)
 
 
@@ -75,6 +81,16 @@ def _sender(name: str, settings: Settings) -> Iterator[Finding]:
             message=f"bodies are kept for {spell_duration(bodies)}, longer than the ids of their"
             f" events ({spell_duration(claims)})",
         )
+    if bodies < sender.grace:
+        yield Finding(
+            path=(*path, "keep_bodies"),
+            message="shorter than grace: events that wait for a read need theirs again",
+        )
+    if sender.answer_within > LONG_ANSWER:
+        yield Finding(
+            path=(*path, "answer_within"),
+            message="senders hang up sooner, and repeat what was applied already",
+        )
     if sender.api is not None:
         yield from _plain((*path, "api", "base_url"), sender.api.base_url)
         if settings.polling.lease < sender.api.timeout:
@@ -84,21 +100,24 @@ def _sender(name: str, settings: Settings) -> Iterator[Finding]:
                 f" ({spell_duration(sender.api.timeout)}): another replica may start beside it",
             )
     for kind, resource in sender.resources.items():
-        where: KeyPath = (*path, "resources", kind)
-        if resource.list is None and resource.get is None:
-            yield Finding(path=where, message="has neither list nor get: what is lost stays lost")
-        if resource.list is None:
-            continue
-        if resource.first_seen is not None:
-            yield Finding(
-                path=(*where, "first_seen"), message="unused: a kind with a list has a baseline"
-            )
-        since = resource.list.since
-        if since is not None and not since.lookback:
-            yield Finding(
-                path=(*where, "list", "since", "lookback"),
-                message="without it, two changes in one instant may lose one of them",
-            )
+        yield from _kind((*path, "resources", kind), resource)
+
+
+def _kind(path: KeyPath, resource: ResourceSettings) -> Iterator[Finding]:
+    if resource.list is None:
+        if resource.get is None:
+            yield Finding(path=path, message="has neither list nor get: what is lost stays lost")
+        return
+    if resource.first_seen is not None:
+        yield Finding(
+            path=(*path, "first_seen"), message="unused: a kind with a list has a baseline"
+        )
+    since = resource.list.since
+    if since is not None and not since.lookback:
+        yield Finding(
+            path=(*path, "list", "since", "lookback"),
+            message="without it, two changes in one instant may lose one of them",
+        )
 
 
 def _signature(path: KeyPath, sender: SenderSettings) -> Iterator[Finding]:
