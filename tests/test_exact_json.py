@@ -8,6 +8,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from reconciler import exact_json
 from reconciler.exact_json import NotJsonError, canonical, digest, dumps, parse, require_json, same
@@ -243,3 +244,23 @@ def best(work) -> float:
         work()
         timings.append(time.perf_counter() - started)
     return min(timings)
+
+
+EXTREMES = [
+    *(data for data, _ in ACCEPTED.values()),
+    *(b"9" * 4300, b"-" + b"9" * 4300, b"0." + b"9" * 4300, b"1e4299", b"1e-4300", b"-0.0"),
+    dumps({"\x01\x7f\u2028\ufffe\uffff\U0010ffff": '"\\/\b\f\n\r\t\x1f'}).encode(),
+]
+
+
+@pytest.mark.anyio
+async def test_postgresql_stores_whatever_we_accept(engine):
+    """What is refused is refused here, once; nothing that we accept fails in the database."""
+    async with engine.connect() as connection:
+        for data in EXTREMES:
+            value = parse(data)
+            stored = await connection.scalar(
+                text("select cast(cast(:value as jsonb) as text)"), {"value": dumps(value)}
+            )
+            assert same(value, parse(stored.encode()))
+            assert digest(value) == digest(parse(stored.encode()))
