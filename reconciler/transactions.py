@@ -160,7 +160,7 @@ def told(error: BaseException | None) -> str:
 
 def pause_before(attempt: int, *, random: float) -> float:
     """Seconds to wait before the *attempt*-th repetition: exponential, capped, full jitter."""
-    longest: timedelta = min(BACKOFF_CAP, BACKOFF_BASE * 2**attempt)
+    longest: timedelta = min(BACKOFF_CAP, BACKOFF_BASE * 2 ** min(attempt, 16))
     return longest.total_seconds() * random
 
 
