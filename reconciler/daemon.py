@@ -84,7 +84,7 @@ async def serve(
         if private is not None:
             await migrate.upgrade(engine)
         parts = Parts(assembly=assembly, engine=engine, roles=roles, private=private)
-        await parts.first_look()
+        await parts.database.first_look()
         async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as running:
             for name, part in parts.of(webhooks=webhooks, admin=admin).items():
                 running.create_task(until_told(name, part, stop), name=name)

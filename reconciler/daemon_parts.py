@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from outbox import relay
 from outbox.backoff import Backoff
 from outbox.calling import Attempted
-from reconciler import embedded, faults, http_server, migrate
-from reconciler.database import check_durable
-from reconciler.errors import ConfigError, DatabaseAwayError
-from reconciler.ledger import baselines, quarantine, user_sql
+from reconciler import embedded, faults, http_server
+from reconciler.daemon_database import LOOP_BOUND, DatabaseWatch
+from reconciler.errors import DatabaseAwayError
+from reconciler.ledger import quarantine
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.event import Event
@@ -37,11 +37,8 @@ from reconciler.web.metrics import Metrics
 
 log = structlog.get_logger()
 
-LOOK_EVERY = timedelta(seconds=1)  #: how often the database is asked whether P2 can be kept
 GAUGES_EVERY = timedelta(seconds=15)
 RETENTION_EVERY = timedelta(minutes=10)
-FIRST_LOOK = 4.0  #: seconds that a start waits for the database before it is ready without it
-LOOP_BOUND = timedelta(seconds=60)  #: a loop that has not moved for so long is stalled
 COMMIT_BOUND = timedelta(seconds=45)  #: beyond the group commit's own deadline
 ADMIN_DRAIN = timedelta(seconds=2)
 
@@ -56,15 +53,16 @@ class Parts:
     private: embedded.Embedded | None
 
     progress: Progress = field(default_factory=Progress)
-    prepared: asyncio.Event = field(default_factory=asyncio.Event)
     due: asyncio.Event = field(default_factory=asyncio.Event)  #: hint: entries may be due
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  #: hint: reads may be due
-    away: str | None = "the database has not been looked at yet"
     listening: dict[str, str] = field(default_factory=dict)
-    in_baseline: list[str] = field(default_factory=list)
     metrics: Metrics = field(init=False)
+    database: DatabaseWatch = field(init=False)
 
     def __post_init__(self) -> None:
+        self.database = DatabaseWatch(
+            assembly=self.assembly, engine=self.engine, progress=self.progress
+        )
         self.metrics = Metrics(
             senders=tuple(self.assembly.rules.senders),
             destinations=tuple(self.assembly.destinations),
@@ -73,7 +71,7 @@ class Parts:
     def of(self, *, webhooks: socket.socket | None, admin: socket.socket) -> Mapping[str, Part]:
         """The parts that our roles ask for, by name."""
         parts: dict[str, Part] = {
-            "database": self.watch_database,
+            "database": self.database.watch,
             "admin": partial(self.serve_admin, admin),
             "gauges": self.refresh_gauges,
         }
@@ -87,69 +85,9 @@ class Parts:
             parts |= {"scans": self.scan, "reads": self.read, "retention": self.forget}
         return parts
 
-    async def first_look(self) -> None:
-        """
-        Prepare the database if it is within reach; an outage is no reason not to start.
-
-        Raises ConfigError where it is there but cannot be used: no restart would help.
-        """
-        try:
-            async with asyncio.timeout(FIRST_LOOK):
-                await self.prepare()
-        except (DatabaseAwayError, TimeoutError) as error:
-            log.warning("daemon.database_away", reason=str(error) or "no answer")
-
-    async def prepare(self) -> None:
-        """Check what we rely on, and give every kind its birthday."""
-        await migrate.require_current(self.engine)
-        await check_durable(self.engine)
-        problems = await user_sql.verify(self.engine, self.assembly.rules)
-        if problems:
-            raise ConfigError(problems=self.assembly.loaded.place(problems))
-        born = await transact(self.engine, self.be_born)
-        self.in_baseline = [
-            f"{sender} {kind}"
-            for (sender, kind), baseline in born.items()
-            if baseline.completed_at is None
-            and (sender, kind) in self.assembly.sources
-            and self.assembly.sources[sender, kind].listing is not None
-        ]
-        self.away = None
-        self.prepared.set()
-
-    async def be_born(
-        self, connection: AsyncConnection
-    ) -> dict[tuple[str, str], baselines.Baseline]:
-        await baselines.register(connection, self.assembly.kinds)
-        return await baselines.states(connection)
-
-    async def watch_database(self, stop: asyncio.Event) -> None:
-        """Ask once a second whether P2 can be kept now: `/readyz` answers from here."""
-        beat = self.progress.loop("database", bound=LOOP_BOUND)
-        while not stop.is_set():
-            try:
-                async with asyncio.timeout(FIRST_LOOK):
-                    if self.prepared.is_set():
-                        await check_durable(self.engine)
-                        await migrate.require_current(self.engine)
-                        self.away = None
-                    else:
-                        await self.prepare()
-            except (DatabaseAwayError, TimeoutError) as error:
-                if self.away is None:
-                    log.warning("daemon.database_away", reason=str(error) or "no answer")
-                self.away = str(error) or "the database does not answer"
-            except ConfigError as error:
-                if not self.prepared.is_set():
-                    raise
-                self.away = str(error)
-            notify("WATCHDOG=1" if not self.progress.stalled() else "STATUS=stalled")
-            beat()
-            await pause(stop, LOOK_EVERY)
-
     async def serve_admin(self, listener: socket.socket, stop: asyncio.Event) -> None:
         async def ready() -> str | None:
-            return "stopping" if stop.is_set() else self.away
+            return "stopping" if stop.is_set() else self.database.away
 
         app = admin_app(progress=self.progress, metrics=self.metrics, ready=ready)
         await http_server.run(
@@ -185,15 +123,10 @@ class Parts:
         )
 
     async def commit_events(self, events: Sequence[Event]) -> Sequence[Result]:
-        self.need_database()
+        self.database.need()
         results = await commit(self.engine, self.assembly.rules, events)
         self.hint(results)
         return results
-
-    def need_database(self) -> None:
-        """Raises DatabaseAwayError until the database has been looked at once."""
-        if not self.prepared.is_set():
-            raise DatabaseAwayError("the database is not within reach yet")
 
     def hint(self, results: Sequence[Result]) -> None:
         """Wake the relay and the reads; polling alone would find the same, a little later."""
@@ -202,10 +135,12 @@ class Parts:
         self.wanted.set()
         for result in results:
             self.metrics.events.labels(result.event.sender, result.outcome.value).inc()
+            if result.drift is not None and result.event.event_id:
+                self.metrics.corrections.labels(result.event.sender, result.drift.value).inc()
 
     async def keep(self, malformed: Sequence[Malformed]) -> None:
         """Put what is beyond use into quarantine, all of one delivery at once."""
-        self.need_database()
+        self.database.need()
 
         async def work(connection: AsyncConnection) -> None:
             for one in malformed:
@@ -216,7 +151,7 @@ class Parts:
         await transact(self.engine, work)
 
     async def run_relay(self, stop: asyncio.Event) -> None:
-        await self.once_prepared(stop)
+        await self.database.once_prepared(stop)
         settings = self.assembly.loaded.settings.relay
         await relay.run(
             self.engine,
@@ -234,7 +169,7 @@ class Parts:
         )
 
     async def scan(self, stop: asyncio.Event) -> None:
-        await self.once_prepared(stop)
+        await self.database.once_prepared(stop)
         await schedule.run(
             self.engine,
             self.assembly.rules,
@@ -247,7 +182,7 @@ class Parts:
         )
 
     async def read(self, stop: asyncio.Event) -> None:
-        await self.once_prepared(stop)
+        await self.database.once_prepared(stop)
         await fetching.run(
             self.engine,
             self.assembly.rules,
@@ -262,7 +197,7 @@ class Parts:
 
     async def forget(self, stop: asyncio.Event) -> None:
         """Remove what is old enough, in batches that hold nothing up; for ever behind."""
-        await self.once_prepared(stop)
+        await self.database.once_prepared(stop)
         settings = self.assembly.loaded.settings
         while not stop.is_set():
             for name, sender in settings.senders.items():
@@ -279,7 +214,7 @@ class Parts:
 
     async def refresh_gauges(self, stop: asyncio.Event) -> None:
         """One query every quarter of a minute, never inside a scrape."""
-        await self.once_prepared(stop)
+        await self.database.once_prepared(stop)
         beat = self.progress.loop("gauges", bound=2 * LOOP_BOUND)
         while not stop.is_set():
             try:
@@ -291,11 +226,6 @@ class Parts:
             beat()
             await pause(stop, GAUGES_EVERY)
 
-    async def once_prepared(self, stop: asyncio.Event) -> None:
-        """Wait for the database's first look, or for the stop."""
-        while not self.prepared.is_set() and not stop.is_set():
-            await pause(stop, timedelta(milliseconds=100))
-
     def listens(self, name: str, url: str) -> None:
         """Note one listener; the last of them makes us ready, once."""
         self.listening[name] = url
@@ -306,7 +236,7 @@ class Parts:
                 webhooks=self.listening.get("webhooks"),
                 admin=self.listening["admin"],
                 roles=list(self.roles),
-                baseline=self.in_baseline,
+                baseline=self.database.in_baseline,
             )
             notify("READY=1", "STATUS=serving")
 

@@ -62,6 +62,10 @@ class Metrics:
             buckets=DELAYS,
             registry=self.registry,
         )
+        self.add_gauges()
+
+    def add_gauges(self) -> None:
+        """What a background query refreshes."""
         self.entries = Gauge(
             "reconciler_outbox_entries",
             "Outbox entries that need somebody, by state.",

@@ -1,0 +1,118 @@
+"""The daemon's look at its database: prepared once, then asked every second whether P2 holds."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from reconciler import migrate
+from reconciler.database import check_durable
+from reconciler.errors import ConfigError, DatabaseAwayError
+from reconciler.ledger import baselines, user_sql
+from reconciler.lifecycle import Progress, pause
+from reconciler.operations.assembly import Assembly
+from reconciler.systemd import notify
+from reconciler.transactions import is_transient, told, transact
+
+log = structlog.get_logger()
+
+LOOK_EVERY = timedelta(seconds=1)
+FIRST_LOOK = 4.0  #: seconds that a start waits for the database before it is ready without it
+LOOP_BOUND = timedelta(seconds=60)  #: a loop that has not moved for so long is stalled
+
+
+@dataclass(slots=True, kw_only=True)
+class DatabaseWatch:
+    """Whether the database is prepared, and why a webhook could not be committed now."""
+
+    assembly: Assembly
+    engine: AsyncEngine
+    progress: Progress
+
+    prepared: asyncio.Event = field(default_factory=asyncio.Event)
+    away: str | None = "the database has not been looked at yet"
+    in_baseline: list[str] = field(default_factory=list)
+
+    async def first_look(self) -> None:
+        """
+        Prepare the database if it is within reach; an outage is no reason not to start.
+
+        Raises ConfigError where it is there but cannot be used: no restart would help.
+        """
+        try:
+            async with asyncio.timeout(FIRST_LOOK):
+                await self.prepare()
+        except (DatabaseAwayError, TimeoutError) as error:
+            log.warning("daemon.database_away", reason=str(error) or "no answer")
+
+    async def prepare(self) -> None:
+        """Check what we rely on, and give every kind its birthday."""
+        await migrate.require_current(self.engine)
+        await check_durable(self.engine)
+        try:
+            problems = await user_sql.verify(self.engine, self.assembly.rules)
+        except DBAPIError as error:
+            if is_transient(error):
+                raise DatabaseAwayError(told(error)) from error
+            raise
+        if problems:
+            raise ConfigError(problems=self.assembly.loaded.place(problems))
+        born = await transact(self.engine, self.be_born)
+        self.in_baseline = [
+            f"{sender} {kind}"
+            for (sender, kind), source in self.assembly.sources.items()
+            if source.listing is not None and born[sender, kind].completed_at is None
+        ]
+        self.away = None
+        self.prepared.set()
+
+    async def be_born(
+        self, connection: AsyncConnection
+    ) -> dict[tuple[str, str], baselines.Baseline]:
+        await baselines.register(connection, self.assembly.kinds)
+        return await baselines.states(connection)
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Ask once a second whether P2 can be kept now: `/readyz` answers from here."""
+        beat = self.progress.loop("database", bound=LOOP_BOUND)
+        while not stop.is_set():
+            away = await self.look()
+            if away is not None and self.away is None:
+                log.warning("daemon.database_away", reason=away)
+            elif away is None and self.away is not None:
+                log.info("daemon.database_back")
+            self.away = away
+            beat()
+            stalled = self.progress.stalled()
+            notify(f"STATUS=stalled: {', '.join(stalled)}" if stalled else "WATCHDOG=1")
+            await pause(stop, LOOK_EVERY)
+
+    async def look(self) -> str | None:
+        """Why P2 could not be kept now; None when it can. Raises ConfigError before the first."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK):
+                if not self.prepared.is_set():
+                    await self.prepare()
+                else:
+                    await check_durable(self.engine)
+                    await migrate.require_current(self.engine)
+        except (DatabaseAwayError, TimeoutError) as error:
+            return str(error) or "the database does not answer"
+        except ConfigError as error:
+            if not self.prepared.is_set():
+                raise
+            return str(error)
+        return None
+
+    def need(self) -> None:
+        """Raises DatabaseAwayError until the database has been prepared."""
+        if not self.prepared.is_set():
+            raise DatabaseAwayError("the database is not within reach yet")
+
+    async def once_prepared(self, stop: asyncio.Event) -> None:
+        """Wait until the database has been prepared, or for the stop."""
+        while not self.prepared.is_set() and not stop.is_set():
+            await pause(stop, timedelta(milliseconds=100))
