@@ -57,7 +57,7 @@ async def apply(
     faults.point("after-react")
 
     await note_corrections(connection, batch)
-    await fetches.request(connection, [*batch.requests, *also_reads(batch)])
+    await request_reads(connection, batch)
     await claims.set_outcomes(connection, batch.outcomes)
     return [case.result() for case in batch.cases]
 
@@ -161,6 +161,14 @@ async def run_reactions(
         case.effects.extend(calls)
 
 
+async def request_reads(connection: AsyncConnection, batch: Batch) -> None:
+    """Ask for every read that some event of the batch made necessary."""
+    for case in batch.cases:
+        if case.claimed and case.delivered:
+            ask_for_mentioned(case)
+    await fetches.request(connection, [wish for case in batch.cases for wish in case.requests])
+
+
 async def note_corrections(connection: AsyncConnection, batch: Batch) -> None:
     """Write down what was put right, and which stood in for an event that came at last."""
     made = []
@@ -188,33 +196,26 @@ async def note_corrections(connection: AsyncConnection, batch: Batch) -> None:
     await corrections.mark_late(connection, late)
 
 
-def also_reads(batch: Batch) -> list[Request]:
-    """The reads of other resources that the claimed events mention."""
-    requests = []
-    for case in batch.cases:
-        if not (case.claimed and case.delivered):
+def ask_for_mentioned(case: Case) -> None:
+    """Request the reads of other resources that a claimed event mentions."""
+    event = case.event
+    for read in case.sender.also_read_for(event.type):
+        try:
+            key = read.key.value({"body": event.body, "headers": CaseInsensitive(event.headers)})
+        except ExpressionError as error:
+            log.warning(
+                "ledger.also_read_failed",
+                sender=event.sender,
+                event_id=event.event_id,
+                kind=read.kind,
+                fault=str(error),
+            )
             continue
-        event = case.event
-        for read in case.sender.also_read_for(event.type):
-            try:
-                key = read.key.value(
-                    {"body": event.body, "headers": CaseInsensitive(event.headers)}
+        if isinstance(key, int | str) and not isinstance(key, bool) and key != "":
+            case.requests.append(
+                Request(
+                    resource=(event.sender, read.kind, str(key)),
+                    reason=f"mentioned by {event.event_id}",
+                    lag=case.sender.lag,
                 )
-            except ExpressionError as error:
-                key = None
-                log.warning(
-                    "ledger.also_read_failed",
-                    sender=event.sender,
-                    event_id=event.event_id,
-                    kind=read.kind,
-                    fault=str(error),
-                )
-            if isinstance(key, int | str) and not isinstance(key, bool) and key != "":
-                requests.append(
-                    Request(
-                        resource=(event.sender, read.kind, str(key)),
-                        reason=f"mentioned by {event.event_id}",
-                        lag=case.sender.lag,
-                    )
-                )
-    return requests
+            )

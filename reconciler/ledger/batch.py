@@ -51,6 +51,7 @@ class Case:
     decision: Decision | None = None
     revision: int | None = None
     causes: list[Cause] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     effects: list[Asked] = field(default_factory=list)
 
     @property
@@ -85,10 +86,10 @@ class Case:
             lag=self.sender.lag,
         )
 
-    def wish(self, reason: str, *, at_least: int | None = None) -> Request:
-        """A request to read the resource that this event is about."""
-        return Request(
-            resource=self.resource, reason=reason, at_least=at_least, lag=self.sender.lag
+    def ask(self, reason: str, *, at_least: int | None = None) -> None:
+        """Request a read of the resource that this event is about."""
+        self.requests.append(
+            Request(resource=self.resource, reason=reason, at_least=at_least, lag=self.sender.lag)
         )
 
     def result(self) -> Result:
@@ -128,7 +129,6 @@ class Batch:
 
     rules: Rules
     cases: list[Case]
-    requests: list[Request] = field(default_factory=list)
     outcomes: dict[EventId, Outcome] = field(default_factory=dict)  #: to write over claims
 
     @classmethod

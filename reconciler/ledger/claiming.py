@@ -25,7 +25,7 @@ async def claim_delivered(connection: AsyncConnection, batch: Batch) -> None:
     for _ in range(ROUNDS):
         if not pending:
             break
-        pending = await claim_round(connection, batch, pending)
+        pending = await claim_round(connection, pending)
     if pending:
         raise ClaimLostError
     claimed = [case for case in batch.cases if case.claimed]
@@ -50,9 +50,7 @@ def expect(case: Case) -> None:
             case.fault = f"{reason}, and {event.sender}:{case.kind.kind} has no `get` to ask"
 
 
-async def claim_round(
-    connection: AsyncConnection, batch: Batch, pending: Sequence[Case]
-) -> list[Case]:
+async def claim_round(connection: AsyncConnection, pending: Sequence[Case]) -> list[Case]:
     """Settle the first case of each id; return those that have to be looked at again."""
     first: dict[EventId, Case] = {}
     twins = [case for case in pending if first.setdefault(case.id, case) is not case]
@@ -74,14 +72,14 @@ async def claim_round(
         if id_ in taken:
             case.claimed = True
         elif id_ in claimed_before:
-            duplicate(batch, case, claimed_digest=claimed_before[id_])
+            duplicate(case, claimed_digest=claimed_before[id_])
         elif case.fault is not None:
             case.outcome = Outcome.QUARANTINED
         else:
             again.append(case)
     for case in twins:
         if first[case.id].claimed:
-            duplicate(batch, case, claimed_digest=claims.body_digest(first[case.id].event))
+            duplicate(case, claimed_digest=claims.body_digest(first[case.id].event))
         else:
             again.append(case)
     return again
@@ -109,7 +107,7 @@ async def beyond_horizon(connection: AsyncConnection, taken: Sequence[Case]) -> 
     return beyond
 
 
-def duplicate(batch: Batch, case: Case, *, claimed_digest: str) -> None:
+def duplicate(case: Case, *, claimed_digest: str) -> None:
     """The same id again; with another body it leaves a trace, and a read where there is one."""
     case.outcome, case.fault = Outcome.DUPLICATE, None
     digest = claims.body_digest(case.event)
@@ -124,7 +122,7 @@ def duplicate(batch: Batch, case: Case, *, claimed_digest: str) -> None:
         digest=digest,
     )
     if case.event.observation is not None and case.kind.has_get:
-        batch.requests.append(case.wish("same id, other body"))
+        case.ask("same id, other body")
 
 
 async def close_copies(connection: AsyncConnection, claimed: Iterable[Case]) -> None:

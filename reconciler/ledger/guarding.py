@@ -29,7 +29,7 @@ async def guard(connection: AsyncConnection, batch: Batch) -> Locked:
         if case.claimed and case.outcome is Outcome.DEFERRED:
             reason = needs_read(case.event, case.rule)
             assert reason is not None
-            batch.requests.append(case.wish(reason, at_least=case.event.version))
+            case.ask(reason, at_least=case.event.version)
     if not guarded:
         return Locked(before={}, now={}, placeholders=set())
 
@@ -70,7 +70,7 @@ def fold(
         if decision.request is not None:
             # `observed` versions are our own: no answer is held against them
             named = None if case.rule.observed else case.event.version
-            batch.requests.append(case.wish(decision.request, at_least=named))
+            case.ask(decision.request, at_least=named)
         if case.claimed and decision.outcome is not Outcome.APPLIED:
             batch.outcomes[case.id] = decision.outcome
 

@@ -3,11 +3,12 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import database
 from reconciler.ledger import baselines
-from tests.ledger.shop import CAPTURE, GET, LIST, RECEIPT, SHOP, WHOLE, Shop
+from reconciler.ledger.baselines import Baseline
+from tests.ledger.shop import CAPTURE, GET, SHOP, WHOLE, Shop
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +82,7 @@ async def test_clocks_may_differ_by_a_minute(young: Shop) -> None:
 
 
 async def test_after_the_baseline_what_we_never_held_is_news(young: Shop) -> None:
-    async def complete(connection):  # type: ignore[no-untyped-def]
+    async def complete(connection: AsyncConnection) -> bool:
         return await baselines.complete(connection, "shop", "order", by="scan")
 
     assert await database.transact(young.engine, complete)
@@ -133,7 +134,7 @@ async def test_a_kind_that_was_never_registered_fires_nothing(engine: AsyncEngin
 async def test_the_birthday_is_set_once(young: Shop) -> None:
     (before,) = await young.rows("select * from baselines")
 
-    async def again(connection):  # type: ignore[no-untyped-def]
+    async def again(connection: AsyncConnection) -> dict[tuple[str, str], Baseline]:
         await baselines.register(connection, [("shop", "order"), ("shop", "invoice")])
         return await baselines.states(connection)
 
@@ -141,7 +142,3 @@ async def test_the_birthday_is_set_once(young: Shop) -> None:
 
     assert before["born_at"] == states["shop", "order"].born_at
     assert states["shop", "invoice"].completed_at is None
-
-
-assert LIST
-assert RECEIPT
