@@ -53,8 +53,8 @@ class SignatureContract:
 
     @property
     def timed(self) -> bool:
-        """Whether the sender says when it signed."""
-        return self.timestamp_header is not None or self.timestamp_field is not None
+        """Whether the time of signing is signed; one that is not proves nothing."""
+        return "timestamp" in self.pieces
 
 
 def verify(

@@ -73,7 +73,7 @@ async def until_usable(admin: str) -> None:
     """Wait for the database: a daemon listens before it has seen one."""
     async with httpx.AsyncClient(trust_env=False) as http:
         while (await http.get(f"{admin}/readyz")).status_code != 200:
-            await asyncio.sleep(0.05)
+            continue
 
 
 async def delivered(webhooks: str) -> httpx.Response:

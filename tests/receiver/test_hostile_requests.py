@@ -203,9 +203,15 @@ async def test_nothing_leaves_before_the_commit(engine: AsyncEngine, tmp_path: P
         assert APPLIED == await shop.counts()
 
 
-async def test_a_twin_that_never_ends_is_not_waited_for(engine: AsyncEngine, tmp_path: Path):
-    """503 within the time that the sender waits, never "duplicate"; others are served (C39)."""
-    async with receiving(engine, tmp_path, with_sender('answer_within = "1s"')) as shop:
+@pytest.mark.parametrize("patience", ["1s", "8s"])
+async def test_a_twin_that_never_ends_is_not_waited_for(
+    engine: AsyncEngine, tmp_path: Path, patience: str
+):
+    """
+    503 within the time that the sender waits, or once the lock is not to be had, and never
+    "duplicate"; others are served (C39).
+    """
+    async with receiving(engine, tmp_path, with_sender(f'answer_within = "{patience}"')) as shop:
         async with engine.connect() as twin:
             await twin.execute(CLAIM)
             late = await shop.deliver(order())

@@ -158,6 +158,23 @@ def test_what_is_missing_is_missing():
     assert Verdict.MISSING == check([signature, (b"x-signature-timestamp", b"")], **PLAIN)
 
 
+def test_a_sender_that_signs_the_body_alone_says_just_that():
+    """The preset's timestamp is not asked for then: unsigned, anybody could write a new one."""
+    settings = {**PLAIN, "signed": "{{ body }}"}
+    signature = (b"x-signature", mac(BODY))
+
+    assert Verdict.ACCEPTED == check([signature], **settings)
+    assert Verdict.ACCEPTED == check([signature, (b"x-signature-timestamp", b"1")], **settings)
+    assert Verdict.WRONG == check(plain(), **settings)
+
+
+def test_a_compound_header_may_carry_the_timestamp_instead():
+    """What the preset says of a header of its own does no harm: there is none."""
+    v1 = b"t=%d,v1=" % NOW + mac(b"%d." % NOW + BODY)
+
+    assert Verdict.ACCEPTED == check([(b"stripe-signature", v1)], **PLAIN | COMPOUND)
+
+
 def test_two_different_timestamps_are_refused():
     """Which of them was signed is not ours to guess; the same one twice is one."""
     signature, stamp = plain()
