@@ -31,7 +31,7 @@ async def check(
     except ConfigError as error:
         found = error.problems or (Problem(key="", message=str(error)),)
         return {"problems": told(found), "warnings": [], "online": []}
-    warnings = told(assembly.loaded.place(lint(assembly.loaded.settings)))
+    warnings = told(assembly.loaded.place(lint(assembly.loaded.settings, secrets=assembly.loaded.secrets)))
     if not online:
         return {"problems": [], "warnings": warnings, "online": []}
     lines, problems = await reached(assembly)
