@@ -5,7 +5,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -97,7 +97,7 @@ WHOLE = SHOP + LIST + GET + CAPTURE + RECEIPT
 
 
 class NoSecrets:
-    def resolve(self, ref: str, /) -> str:
+    def resolve(self, _: str, /) -> str:
         return "whatever-the-secret-is"
 
 
@@ -205,7 +205,7 @@ class Shop:
             by_person=by_person,
         )
 
-    def _found(  # noqa: PLR0917
+    def _found(
         self,
         origin: Origin,
         path: Any,
@@ -248,7 +248,7 @@ class Shop:
         async with self.engine.connect() as connection:
             await connection.execute(text("set search_path to reconciler, public"))
             found = await connection.execute(text(sql), values)
-            return [dict(row._mapping) for row in found]
+            return [dict(row) for row in found.mappings()]
 
     async def do(self, sql: str, **values: Any) -> None:
         async with self.engine.begin() as connection:
@@ -281,13 +281,3 @@ class Shop:
         """Keys of the resources that are to be read."""
         found = await self.rows("select key from fetch_requests order by key")
         return [row["key"] for row in found]
-
-    async def shift(self, **by: timedelta) -> None:
-        """Let time pass, by moving what was written into the past."""
-        for table, column in (("resources", "updated_at"), ("fetch_requests", "due_at")):
-            if table in by:
-                await self.do(f"update {table} set {column} = {column} - :by", by=by[table])
-
-
-def moment(text_: str) -> datetime:
-    return datetime.fromisoformat(text_).replace(tzinfo=UTC)

@@ -28,7 +28,9 @@ TABLES = (
 )
 
 
-def history(shop: Shop, dice: random.Random, started: datetime) -> list[Event]:
+def history(  # noqa: C901 - a die with twelve sides
+    shop: Shop, dice: random.Random, started: datetime
+) -> list[Event]:
     """What may come about three orders: late, twice, tied, deleted, thin, listed, read."""
     events: list[Event] = []
     for _ in range(dice.randint(5, 25)):
@@ -95,7 +97,7 @@ async def empty(shop: Shop) -> None:
     await shop.do(f"truncate {', '.join(TABLES)}")
 
 
-@pytest.mark.parametrize("seeds", [range(n, n + 10) for n in range(0, 60, 10)], ids=str)
+@pytest.mark.parametrize("seeds", [range(n, n + 10) for n in range(0, 40, 10)], ids=str)
 @pytest.mark.parametrize("config", [GET, ""], ids=["with-get", "without-get"])
 async def test_a_batch_equals_one_by_one(engine: AsyncEngine, config: str, seeds: range) -> None:
     """

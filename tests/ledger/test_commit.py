@@ -178,7 +178,7 @@ async def test_nothing_of_a_batch_remains_when_the_process_dies_before_the_commi
         await database.transact(shop.engine, work)
 
     for table in ("processed_events", "event_bodies", "resources", "outbox", "public.orders"):
-        assert [] == await shop.rows(f"select * from {table}"), table
+        assert [] == await shop.rows(f"select * from {table}"), table  # noqa: S608
     assert Outcome.APPLIED == (await shop.take(event)).outcome
 
 

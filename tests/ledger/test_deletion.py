@@ -59,7 +59,7 @@ async def test_deletion_of_what_was_never_seen_is_remembered(shop: Shop) -> None
 
 
 async def test_a_newer_webhook_over_a_tombstone_waits_for_a_read(shop: Shop) -> None:
-    """Deleted at v5, and v6 says that it lives: only a read revives it, and then its facts count."""
+    """Deleted at v5, and v6 says that it lives: only a read revives it, and only then."""
     await shop.take(shop.event(version=4, status="new", paid=False))
     await shop.take(shop.event("order.deleted", 5))
     event = shop.event("order.paid", 6, status="back", paid=True, amount=5)
