@@ -105,5 +105,6 @@ def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...]) -> None:
 
 def printable(value: object) -> str:
     """Text for a terminal: a sender's control characters must not reach it."""
-    text = str(plain(value))
+    value = plain(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

@@ -56,7 +56,7 @@ def show(found: dict[str, Any]) -> None:
         (
             name,
             kind,
-            facts["baseline_completed_at"] or "in baseline",
+            facts["baseline_completed_at"] or ("in baseline" if facts["listed"] else "no list"),
             facts["last_completed_at"] or "never",
             facts["watermark"] or "",
             facts["last_error"] or "",

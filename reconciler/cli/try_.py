@@ -5,7 +5,15 @@ from typing import Any
 
 import click
 
-from reconciler.cli.shared import config_option, emit, json_option, plain, reports_errors, run
+from reconciler.cli.shared import (
+    config_option,
+    emit,
+    json_option,
+    plain,
+    printable,
+    reports_errors,
+    run,
+)
 
 
 @click.command("try")
@@ -65,7 +73,8 @@ def show(item: dict[str, Any]) -> None:
     if item.get("kind"):
         click.echo(f"  resource  {item['kind']} {item['key']} at version {item['version']}")
     if item.get("change"):
-        click.echo(f"  {item['change']:<9} {item['previous']} -> {item['state']}")
+        before, after = printable(item["previous"]), printable(item["state"])
+        click.echo(f"  {item['change']:<9} {before} -> {after}")
     for step in item.get("steps", ()):
         what = f"ran, {step['rows']} rows" if step["ran"] else f"no: {step['reason']}"
         click.echo(f"  {step['where']}  {what}")

@@ -78,9 +78,7 @@ class _Work:
         readers = {name: self.readers(name) for name in settings.senders}
         contracts = {
             name: self.tried(
-                partial(
-                    compile_sender, name, settings.senders[name], loaded.secrets, readers[name]
-                )
+                partial(compile_sender, name, settings.senders[name], loaded.secrets, readers[name])
             )
             for name in settings.senders
             if None not in readers[name].values()

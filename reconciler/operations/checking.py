@@ -31,7 +31,9 @@ async def check(
     except ConfigError as error:
         found = error.problems or (Problem(key="", message=str(error)),)
         return {"problems": told(found), "warnings": [], "online": []}
-    warnings = told(assembly.loaded.place(lint(assembly.loaded.settings, secrets=assembly.loaded.secrets)))
+    warnings = told(
+        assembly.loaded.place(lint(assembly.loaded.settings, secrets=assembly.loaded.secrets))
+    )
     if not online:
         return {"problems": [], "warnings": warnings, "online": []}
     lines, problems = await reached(assembly)
@@ -45,9 +47,7 @@ async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
     try:
         async with opened(assembly.loaded) as found:
             await database.check_durable(found.engine)
-            problems += assembly.loaded.place(
-                await user_sql.verify(found.engine, assembly.rules)
-            )
+            problems += assembly.loaded.place(await user_sql.verify(found.engine, assembly.rules))
             lines.append(f"database: {found.url}")
     except ReconcilerError as error:
         problems.append(Problem(key="database", message=str(error)))

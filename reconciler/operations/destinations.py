@@ -67,5 +67,9 @@ class Judging:
         self.expression = expression
 
     def __call__(self, status: int, headers: Mapping[str, str], body: Json) -> bool:
-        context: dict[str, Json] = {"status": status, "headers": CaseInsensitive(headers), "body": body}
+        context: dict[str, Json] = {
+            "status": status,
+            "headers": CaseInsensitive(headers),
+            "body": body,
+        }
         return self.expression.truth(context)

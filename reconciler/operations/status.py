@@ -36,7 +36,13 @@ async def figures(connection: AsyncConnection, assembly: Assembly) -> dict[str, 
         senders[name] = {
             "last_delivery_at": await claims.last_delivery_at(connection, name),
             "quarantined": kept.get(name, 0),
-            "kinds": {kind: kind_status(name, kind, born, slots) for kind in rules.kinds},
+            "kinds": {
+                kind: {
+                    "listed": kind_rules.has_list,
+                    **kind_status(name, kind, born, slots),
+                }
+                for kind, kind_rules in rules.kinds.items()
+            },
         }
     return {
         "senders": senders,

@@ -17,6 +17,10 @@ from reconciler.proving.judge import Verdict, differences, judge
 
 DEADLINE = 75.0  #: seconds until a world that does not converge is judged as it stands
 QUIET = 1.5  #: seconds in which nothing more may happen after everything has
+IN_BASELINE = "select 1 from reconciler.baselines where completed_at is null"
+OUR_ORDERS = """
+select key, version, state from reconciler.resources where sender = 'shop' and not deleted
+"""
 MUST_OCCUR = ("duplicate", "stale", "late", "corrected")
 
 Say = Callable[[str], None]
@@ -92,9 +96,7 @@ async def worlds(
 async def baseline_is_over(database: str) -> None:
     """Wait for the first full scan of every kind: before it, what we see is history."""
     async with asyncio.timeout(DEADLINE):
-        while await query(
-            database, "select 1 from reconciler.baselines where completed_at is null"
-        ):
+        while await query(database, IN_BASELINE):
             await asyncio.sleep(0.1)
 
 
@@ -126,10 +128,7 @@ async def converged(
 
 
 async def our_orders(database: str) -> Mapping[str, Any]:
-    rows = await query(
-        database,
-        "select key, version, state from reconciler.resources where sender = 'shop' and not deleted",
-    )
+    rows = await query(database, OUR_ORDERS)
     return {row["key"]: row for row in rows}
 
 
@@ -162,7 +161,7 @@ async def query(database: str, statement: str) -> list[dict[str, Any]]:
         return await (await connection.execute(statement)).fetchall()
 
 
-def report(
+def report(  # noqa: PLR0913 - the parts of one document
     verdict: Verdict,
     *,
     seed: int,

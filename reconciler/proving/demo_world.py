@@ -146,12 +146,14 @@ async def ready_line(started: asyncio.subprocess.Process, *, log: Path) -> Mappi
     """The daemon's `daemon.ready` line, with the addresses that it listens on."""
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while asyncio.get_running_loop().time() < deadline:
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in written(log).splitlines():
             if line.startswith("{") and (facts := json.loads(line))["event"] == "daemon.ready":
                 return dict(facts)
         if started.returncode is not None:
             break
         await asyncio.sleep(0.05)
-    raise ReconcilerError(
-        "the daemon did not become ready", hint=log.read_text(encoding="utf-8")[-1500:]
-    )
+    raise ReconcilerError("the daemon did not become ready", hint=written(log)[-1500:])
+
+
+def written(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")

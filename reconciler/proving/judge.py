@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Line = Mapping[str, Any]
@@ -28,54 +28,70 @@ class Verdict:
 
 def judge(sender: Iterable[Line], destination: Iterable[Line]) -> Verdict:
     """Hold the effects that the sender's history asks for against those that were performed."""
-    sent, lost, late = Counter[str](), set[str](), set[str]()
-    versions: dict[str, tuple[str, int]] = {}
-    newest: dict[str, int] = {}
-    asked: set[str] = set()
-    orders: dict[str, Line] = {}
-    out_of_order, finished = 0, False
+    told = Telling()
     for line in sender:
-        match line["what"]:
-            case "event":
-                asked |= effects_asked_by(line)
-                if line["type"].startswith("order."):
-                    versions[line["id"]] = (line["data"]["order_id"], line["data"]["version"])
-            case "lost":
-                lost.add(line["id"])
-            case "sent":
-                sent[line["id"]] += 1
-                if line["late"]:
-                    late.add(line["id"])
-                order, version = versions.get(line["id"], ("", 0))
-                if 200 <= line["status"] < 300 and order:
-                    out_of_order += version < newest.get(order, 0)
-                    newest[order] = max(version, newest.get(order, 0))
-            case "done":
-                finished = True
-                orders = {order["id"]: order for order in line["orders"]}
-            case _:
-                pass
+        told.take(line)
     calls, performed = Counter[str](), Counter[str]()
     for line in destination:
         if line["what"] == "call":
             calls[line["key"]] += 1
         elif line["what"] == "effect":
             performed[line["reference"]] += 1
-    doubled = [name for name, times in performed.items() if times > 1 or name not in asked]
+    doubled = [name for name, times in performed.items() if times > 1 or name not in told.asked]
     return Verdict(
-        deliveries=sent.total(),
-        lost=len(lost),
-        repeated=sent.total() - len(sent),
-        late=len(late),
-        out_of_order=out_of_order,
+        deliveries=told.sent.total(),
+        lost=len(told.lost),
+        repeated=told.sent.total() - len(told.sent),
+        late=len(told.late),
+        out_of_order=told.out_of_order,
         calls=calls.total(),
         retried_calls=calls.total() - len(calls),
         effects=performed.total(),
-        lost_effects=tuple(sorted(asked - set(performed))),
+        lost_effects=tuple(sorted(told.asked - set(performed))),
         doubled_effects=tuple(sorted(doubled)),
-        orders=orders,
-        finished=finished,
+        orders=told.orders,
+        finished=told.finished,
     )
+
+
+@dataclass(slots=True)
+class Telling:
+    """What the sender's history comes to, line by line."""
+
+    sent: Counter[str] = field(default_factory=Counter)  #: deliveries by event id
+    lost: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)  #: effects that must happen once
+    versions: dict[str, tuple[str, int]] = field(default_factory=dict)  #: by event id
+    newest: dict[str, int] = field(default_factory=dict)  #: version acknowledged, by order
+    orders: dict[str, Line] = field(default_factory=dict)
+    out_of_order: int = 0
+    finished: bool = False
+
+    def take(self, line: Line) -> None:
+        match line["what"]:
+            case "event":
+                self.asked |= effects_asked_by(line)
+                if line["type"].startswith("order."):
+                    self.versions[line["id"]] = (line["data"]["order_id"], line["data"]["version"])
+            case "lost":
+                self.lost.add(line["id"])
+            case "sent":
+                self.take_delivery(line)
+            case "done":
+                self.finished = True
+                self.orders = {order["id"]: order for order in line["orders"]}
+            case _:
+                pass
+
+    def take_delivery(self, line: Line) -> None:
+        self.sent[line["id"]] += 1
+        if line["late"]:
+            self.late.add(line["id"])
+        order, version = self.versions.get(line["id"], ("", 0))
+        if order and 200 <= line["status"] < 300:
+            self.out_of_order += version < self.newest.get(order, 0)
+            self.newest[order] = max(version, self.newest.get(order, 0))
 
 
 def effects_asked_by(event: Line) -> set[str]:

@@ -86,7 +86,7 @@ class Sender:
         times = self.fate.choice([2, 2, 3]) if self.fate.random() < REPEATED else 1
         return [(self.fate.random() ** 2 * 1.0, False) for _ in range(times)]
 
-    async def deliver(
+    async def deliver(  # noqa: PLR0913 - one delivery, and its fate
         self,
         client: httpx.AsyncClient,
         slots: asyncio.Semaphore,
