@@ -61,7 +61,7 @@ async def transact(
     failure: Exception | None = None
     for attempt in range(attempts):
         if failure is not None:
-            log.warning("database.transaction_failed", attempt=attempt, error=told(failure))
+            log.debug("database.transaction_failed", attempt=attempt, error=told(failure))
             await sleep(pause_before(attempt, random=random()))
         try:
             return await transact_once(engine, work, settle=unknown)
