@@ -5,9 +5,10 @@ import hashlib
 import hmac
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import psycopg
 from psycopg.rows import dict_row
+from sqlalchemy import make_url
 
 from reconciler.proving.misbehaving_http import Answer, Request, address, listen
 
@@ -24,7 +26,7 @@ TOKEN = "listing-token"
 
 CONFIGURATION = """\
 [database]
-url = "{database}"
+url = "@database@"
 
 [server]
 listen = "127.0.0.1:0"
@@ -38,6 +40,7 @@ backoff_cap = "200ms"
 
 [polling]
 poll = "100ms"
+lease = "2s"
 
 [senders.shop]
 preset = "generic"
@@ -45,7 +48,7 @@ secrets = ["env:SHOP_SECRET"]
 grace = "0s"
 
 [senders.shop.api]
-base_url = "{sender}"
+base_url = "@sender@"
 bearer = "env:SHOP_TOKEN"
 allow_private = ["127.0.0.0/8"]
 
@@ -54,7 +57,7 @@ on = ["order.*"]
 from = "data"
 key = "order_id"
 version = "version"
-fields = {{ status = "status", paid = "paid", amount = "amount" }}
+fields = { status = "status", paid = "paid", amount = "amount" }
 deleted_on = ["order.deleted"]
 created_on = ["order.created"]
 
@@ -64,12 +67,12 @@ items = "data"
 key = "id"
 changed_at = "updated_at"
 created_at = "created_at"
-pagination = {{ style = "cursor", next = "next_cursor", param = "cursor" }}
-since = {{ param = "updated_since", format = "rfc3339", lookback = "10m" }}
-interval = "{interval}"
+pagination = { style = "cursor", next = "next_cursor", param = "cursor" }
+since = { param = "updated_since", format = "rfc3339", lookback = "10m" }
+interval = "@interval@"
 
 [senders.shop.resources.order.get]
-path = "/v1/orders/{{{{ key }}}}"
+path = "/v1/orders/{{ key }}"
 key = "id"
 absent = "deleted"
 
@@ -79,15 +82,15 @@ sql = '''INSERT INTO orders (id, status, status_version) VALUES (:order_id, :sta
          ON CONFLICT (id) DO UPDATE SET status = excluded.status,
                 status_version = excluded.status_version
           WHERE orders.status_version < excluded.status_version'''
-params = {{ order_id = "key", status = "state.status", version = "version" }}
+params = { order_id = "key", status = "state.status", version = "version" }
 
 [[senders.shop.apply]]
 on = ["refund.succeeded"]
 sql = "INSERT INTO refunds (source_event, order_id, amount) VALUES (:event_id, :order_id, :amount)"
-params = {{ event_id = "event_id", order_id = "body.data.order_id", amount = "body.data.amount" }}
+params = { event_id = "event_id", order_id = "body.data.order_id", amount = "body.data.amount" }
 
 [destinations.payments]
-base_url = "{destination}"
+base_url = "@destination@"
 timeout = "3s"
 allow_private = ["127.0.0.0/8"]
 
@@ -96,14 +99,14 @@ on_change = ["shop:order"]
 becomes = "state.paid"
 destination = "payments"
 request = "POST /v1/charges"
-json = {{ amount = "{{{{ state.amount }}}}", reference = "capture {{{{ key }}}}" }}
+json = { amount = "{{ state.amount }}", reference = "capture {{ key }}" }
 
 [effects.receipt]
 on = ["shop:refund.succeeded"]
 destination = "payments"
 request = "POST /v1/receipts"
-json = {{ reference = "receipt {{{{ event_id }}}}" }}
-idempotency_key = "{{{{ event_id }}}}:receipt"
+json = { reference = "receipt {{ event_id }}" }
+idempotency_key = "{{ event_id }}:receipt"
 """
 
 TABLES = """
@@ -121,17 +124,21 @@ class Sender:
     requests: list[Request] = field(default_factory=list)
     broken: Answer | None = None
     """What the listing answers instead, while it is set."""
+    unlisted: set[str] = field(default_factory=set)
+    """Orders that exist, and that the listing does not show."""
+    before: Callable[[Request], Awaitable[None]] | None = None
+    """Awaited before any answer: to change something meanwhile, or to hang."""
 
     def sets(self, key: str, *, age: float = 0.0, **facts: Any) -> dict[str, Any]:
         """Change an order, *age* seconds ago; returns the webhook's data."""
         held = self.orders.get(key, {"id": key, "version": 0, "status": "new", "paid": False})
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age))
+        moment = stamp(age=age)
         order = {
             "amount": 4200,
-            "created_at": held.get("created_at", stamp),
+            "created_at": moment,
             **held,
             "version": held["version"] + 1,
-            "updated_at": stamp,
+            "updated_at": moment,
             **facts,
         }
         self.orders[key] = order
@@ -139,18 +146,22 @@ class Sender:
 
     async def answer(self, request: Request) -> Answer:
         self.requests.append(request)
+        if self.before is not None:
+            await self.before(request)
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return Answer(status=401, body={})
         if request.path == "/v1/orders":
-            if self.broken is not None:
-                return self.broken
-            return Answer(body=self.page(request))
+            return self.broken or Answer(body=self.page(request))
         order = self.orders.get(request.path.removeprefix("/v1/orders/"))
         return Answer(body=order) if order else Answer(status=404, body={})
 
     def page(self, request: Request) -> dict[str, Any]:
         since = request.query.get("updated_since", "")
-        found = [order for order in self.orders.values() if order["updated_at"] >= since]
+        found = [
+            order
+            for key, order in self.orders.items()
+            if key not in self.unlisted and order["updated_at"] >= since
+        ]
         start = int(request.query.get("cursor", "0"))
         end = start + self.page_size
         return {
@@ -158,27 +169,85 @@ class Sender:
             "next_cursor": str(end) if end < len(found) else None,
         }
 
+    @property
+    def pages(self) -> list[str]:
+        """The cursors that were asked for, in order; "" is a listing's first page."""
+        asked = [request for request in self.requests if request.path == "/v1/orders"]
+        return [request.query.get("cursor", "") for request in asked]
+
 
 @dataclass
 class Destination:
-    """Performs each key once, and keeps every call."""
+    """Takes calls and keeps every one; performs each key once, if it is idempotent."""
 
+    idempotent: bool = True
     calls: list[Request] = field(default_factory=list)
-    performed: dict[str, Any] = field(default_factory=dict)
+    performed: list[tuple[str, Any]] = field(default_factory=list)
+    """Key and body of what took effect."""
     troubles: list[Answer] = field(default_factory=list)
     """What the next calls meet, first one first."""
 
     async def answer(self, request: Request) -> Answer:
         self.calls.append(request)
         trouble = self.troubles.pop(0) if self.troubles else Answer(body={"ok": True})
-        if trouble.status < 400:
-            self.performed.setdefault(request.headers["idempotency-key"], request.json())
+        key = request.headers["idempotency-key"]
+        known = self.idempotent and key in [used for used, _ in self.performed]
+        if trouble.status < 400 and not known:
+            self.performed.append((key, request.json()))
         return trouble
 
     @property
     def effects(self) -> list[str]:
         """What took effect, by the reference that each call gave."""
-        return sorted(effect["reference"] for effect in self.performed.values())
+        return sorted(effect["reference"] for _, effect in self.performed)
+
+    @property
+    def keys(self) -> list[str]:
+        """The idempotency key of every call, in order."""
+        return [call.headers["idempotency-key"] for call in self.calls]
+
+
+@dataclass
+class Daemon:
+    """One `reconciler serve`."""
+
+    process: asyncio.subprocess.Process
+    log_file: Path
+    webhooks: str = ""
+    admin: str = ""
+
+    async def ready_line(self) -> dict[str, Any] | None:
+        assert self.process.returncode is None, self.log
+        for line in self.log.splitlines():
+            if line.startswith("{") and (facts := json.loads(line))["event"] == "daemon.ready":
+                return facts
+        return None
+
+    async def is_usable(self) -> bool:
+        """Whether it has seen its database: it listens before."""
+        return await self.shown("/readyz") is not None
+
+    async def shown(self, path: str) -> str | None:
+        """What the admin listener shows at *path*; None where it is not 200."""
+        async with httpx.AsyncClient(trust_env=False, timeout=20, verify=False) as client:
+            answer = await client.get(self.admin + path)
+        return answer.text if answer.status_code == 200 else None
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text() if self.log_file.exists() else ""
+
+    async def dies(self) -> None:
+        """Wait until SIGKILL has ended it, from outside or at one of its crash points."""
+        code = await asyncio.wait_for(self.process.wait(), 30)
+        assert -signal.SIGKILL == code, self.log
+
+    async def stops(self) -> None:
+        """SIGTERM; it must end with 0."""
+        if self.process.returncode is None:
+            self.process.terminate()
+        code = await asyncio.wait_for(self.process.wait(), 40)
+        assert 0 == code, self.log
 
 
 @dataclass
@@ -190,103 +259,113 @@ class World:
     sender: Sender
     destination: Destination
     config: Path
-    webhooks: str = ""
-    admin: str = ""
-    process: asyncio.subprocess.Process | None = None
+    http: httpx.AsyncClient
+    daemons: list[Daemon] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
+        """Ours, without any setting of the product but what the world's file refers to."""
         clean = {n: v for n, v in os.environ.items() if not n.startswith("RECONCILER_")}
-        return {**clean, "SHOP_SECRET": SECRET, "SHOP_TOKEN": TOKEN}
+        password = make_url(self.database_url).password
+        secrets = {"SHOP_SECRET": SECRET, "SHOP_TOKEN": TOKEN}
+        return {**clean, **secrets, **({"PGPASSWORD": str(password)} if password else {})}
 
     @asynccontextmanager
-    async def serving(self, *words: str, **environment: str) -> AsyncIterator[None]:
+    async def serving(self, *words: str, **environment: str) -> AsyncIterator[Daemon]:
         """The daemon as a process, from ready to SIGTERM; it must end with 0."""
-        await self.start(*words, **environment)
+        daemon = await self.start(*words, **environment)
         try:
-            yield
+            yield daemon
         finally:
-            assert self.process is not None
-            if self.process.returncode is None:
-                self.process.terminate()
-            code = await asyncio.wait_for(self.process.wait(), 40)
-        assert 0 == code, self.log
+            await daemon.stops()
 
-    async def start(self, *words: str, **environment: str) -> None:
-        """Start the daemon and wait until it says that it is ready."""
-        log = self.directory / "serve.log"
-        log.unlink(missing_ok=True)
-        with log.open("ab") as errors:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "reconciler",
-                "serve",
-                "--config",
-                str(self.config),
+    @asynccontextmanager
+    async def crashing(self, at: str, *words: str, **environment: str) -> AsyncIterator[Daemon]:
+        """A daemon that kills itself at a point of `reconciler.faults`; we wait until it has."""
+        daemon = await self.start(*words, RECONCILER_TEST_CRASH_AT=at, **environment)
+        yield daemon
+        await daemon.dies()
+
+    async def start(self, *words: str, **environment: str) -> Daemon:
+        """Start a daemon and wait until it is ready and its database usable."""
+        log_file = self.directory / f"serve-{len(self.daemons) + 1}.log"
+        daemon = Daemon(process=await self.serve(log_file, *words, **environment), log_file=log_file)
+        self.daemons.append(daemon)
+        ready = await eventually(daemon.ready_line, within=40)
+        daemon.webhooks, daemon.admin = ready["webhooks"], ready["admin"]
+        await eventually(daemon.is_usable, within=40)
+        return daemon
+
+    async def serve(
+        self, log_file: Path, *words: str, **environment: str
+    ) -> asyncio.subprocess.Process:
+        with log_file.open("ab") as errors:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "reconciler", "serve", "--config", str(self.config)),
                 *words,
                 stderr=errors,
                 env={**self.environment, **environment},
                 cwd=self.directory,
             )
-        ready = await eventually(self.ready_line, within=30)
-        self.webhooks, self.admin = ready["webhooks"], ready["admin"]
-
-    async def ready_line(self) -> dict[str, Any] | None:
-        assert self.process is not None
-        assert self.process.returncode is None, self.log
-        for line in self.log.splitlines():
-            if line.startswith("{") and (facts := json.loads(line))["event"] == "daemon.ready":
-                return facts
-        return None
-
-    @property
-    def log(self) -> str:
-        path = self.directory / "serve.log"
-        return path.read_text() if path.exists() else ""
 
     async def deliver(
-        self, event: Mapping[str, Any] | bytes, *, secret: str = SECRET, at: int | None = None
+        self,
+        event: Mapping[str, Any] | bytes,
+        *,
+        to: Daemon | None = None,
+        secret: str = SECRET,
+        at: int | None = None,
     ) -> httpx.Response:
-        """Send one signed webhook."""
+        """Send one signed webhook, to the daemon that was started last if nothing else is said."""
         body = event if isinstance(event, bytes) else json.dumps(event).encode()
-        async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
-            return await client.post(
-                f"{self.webhooks}/webhooks/shop",
-                content=body,
-                headers=signed(body, secret=secret, at=at),
-            )
+        return await self.http.post(
+            f"{(to or self.daemons[-1]).webhooks}/webhooks/shop",
+            content=body,
+            headers=signed(body, secret=secret, at=at),
+        )
 
-    async def outcome(self, event: Mapping[str, Any]) -> str:
-        answer = await self.deliver(event)
+    async def outcome(self, event: Mapping[str, Any], *, to: Daemon | None = None) -> str:
+        """Deliver *event*, which must be acknowledged; what it came to."""
+        answer = await self.deliver(event, to=to)
         assert 200 == answer.status_code, answer.text
         return str(answer.json()["outcome"])
 
-    async def command(self, *words: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    async def command(
+        self, *words: str, stdin: bytes = b"", **environment: str
+    ) -> tuple[int, str, str]:
         """Run `reconciler`: exit code, stdout, stderr."""
         started = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "reconciler",
-            *words,
-            "--config",
-            str(self.config),
+            *(sys.executable, "-m", "reconciler", *words, "--config", str(self.config)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=self.environment,
+            env={**self.environment, **environment},
             cwd=self.directory,
         )
         out, err = await started.communicate(stdin)
         assert started.returncode is not None
         return started.returncode, out.decode(), err.decode()
 
+    async def document(self, *words: str, code: int = 0) -> dict[str, Any]:
+        """Run `reconciler ... --json`, which must exit with *code*; its document."""
+        found, out, err = await self.command(*words, "--json")
+        assert code == found, out + err
+        document = json.loads(out)
+        assert "reconciler.cli/1" == document["schema"]
+        return dict(document)
+
     async def rows(self, statement: str, *values: Any) -> list[dict[str, Any]]:
         async with await psycopg.AsyncConnection.connect(
             self.database_url, row_factory=dict_row, autocommit=True
         ) as connection:
-            cursor = await connection.execute(statement, values)  # type: ignore[arg-type]
+            cursor = await connection.execute(statement, values or None)  # type: ignore[arg-type]
             return await cursor.fetchall() if cursor.description else []
+
+    async def value(self, statement: str, *values: Any) -> Any:
+        """The one value that *statement* comes to."""
+        (row,) = await self.rows(statement, *values)
+        (value,) = row.values()
+        return value
 
     async def counts(self) -> dict[str, int]:
         """Rows of every table, ours and the user's."""
@@ -295,13 +374,29 @@ class World:
             " where schemaname in ('reconciler', 'public') order by 1, 2"
         )
         return {
-            row["tablename"]: (
-                await self.rows(
-                    f"select count(*) as n from {row['schemaname']}.{row['tablename']}"
-                )
-            )[0]["n"]
+            row["tablename"]: await self.value(
+                f"select count(*) from {row['schemaname']}.{row['tablename']}"
+            )
             for row in tables
         }
+
+    async def outbox(self) -> list[dict[str, Any]]:
+        """Every entry, oldest first."""
+        return await self.rows("select * from reconciler.outbox order by created_at, id")
+
+    async def time_passes(self, *, hours: float = 0) -> None:
+        """
+        Leases and back-offs of the relay are over; with *hours*, everything that it waits for
+        began so long ago. (The database's clock cannot be moved, so what it wrote is.)
+        """
+        await self.rows(
+            "update reconciler.outbox set due_at = now() - interval '1 ms',"
+            " first_attempt_at = first_attempt_at - make_interval(secs => %s * 3600),"
+            " created_at = created_at - make_interval(secs => %s * 3600)"
+            " where state = 'pending' and due_at is not null",
+            hours,
+            hours,
+        )
 
     async def baseline_over(self) -> None:
         """Wait until every kind's first full scan is complete."""
@@ -313,73 +408,115 @@ class World:
 
         await eventually(over)
 
+    async def scans(self, times: int = 2) -> None:
+        """Wait until *times* more listings have been read from their first page."""
+        before = self.sender.pages.count("")
+
+        async def read() -> bool:
+            return self.sender.pages.count("") >= before + times
+
+        await eventually(read)
+
+    async def settled(self) -> None:
+        """Wait until the relay has nothing left to do."""
+
+        async def idle() -> bool:
+            return not await self.rows(
+                "select 1 from reconciler.outbox where state = 'pending' and due_at is not null"
+            )
+
+        await eventually(idle)
+
     async def effects(self, *expected: str) -> None:
         """Wait for exactly these effects to have been performed."""
 
         async def there() -> bool:
             return sorted(expected) == self.destination.effects
 
-        await eventually(there)
+        try:
+            await eventually(there)
+        except AssertionError:
+            assert sorted(expected) == self.destination.effects
+            raise
 
 
 @asynccontextmanager
 async def a_world(
-    directory: Path, database_url: str, *, configuration: str = CONFIGURATION, interval: str = "1s"
+    directory: Path,
+    database_url: str,
+    *,
+    configuration: str = CONFIGURATION,
+    interval: str = "1s",
 ) -> AsyncIterator[World]:
     """A world with its servers listening and its user's tables made; the daemon is not started."""
     sender, destination = Sender(), Destination()
     api, pay = await listen(sender.answer), await listen(destination.answer)
     config = directory / "reconciler.toml"
-    config.write_text(
-        configuration.format(
-            database=database_url,
-            sender=address(api),
-            destination=address(pay),
-            interval=interval,
-        )
-    )
+    database = make_url(database_url).set(password=None)
+    places = {
+        "@database@": database.render_as_string(hide_password=False),
+        "@sender@": address(api),
+        "@destination@": address(pay),
+        "@interval@": interval,
+    }
+    for mark, place in places.items():
+        configuration = configuration.replace(mark, place)
+    config.write_text(configuration)
+    many = httpx.Limits(max_connections=250, max_keepalive_connections=0)
+    http = httpx.AsyncClient(trust_env=False, verify=False, timeout=30, limits=many)
     world = World(
         directory=directory,
         database_url=database_url,
         sender=sender,
         destination=destination,
         config=config,
+        http=http,
     )
     await world.rows(TABLES)
     try:
         yield world
     finally:
-        if world.process is not None and world.process.returncode is None:
-            world.process.kill()
-            await world.process.wait()
+        await http.aclose()
+        for daemon in world.daemons:
+            if daemon.process.returncode is None:
+                daemon.process.kill()
+                await daemon.process.wait()
         api.close()
         pay.close()
 
 
 def signed(body: bytes, *, secret: str = SECRET, at: int | None = None) -> dict[str, str]:
     """Headers as the guide's sender makes them."""
-    stamp = str(int(time.time()) if at is None else at)
-    mac = hmac.new(secret.encode(), stamp.encode() + b"." + body, hashlib.sha256)
-    return {"X-Signature": mac.hexdigest(), "X-Signature-Timestamp": stamp}
+    moment = str(int(time.time()) if at is None else at)
+    mac = hmac.new(secret.encode(), moment.encode() + b"." + body, hashlib.sha256)
+    return {"X-Signature": mac.hexdigest(), "X-Signature-Timestamp": moment}
 
 
-def order_event(event_id: str, data: Mapping[str, Any], *, type_: str = "order.updated") -> dict:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"id": event_id, "type": type_, "created_at": stamp, "data": dict(data)}
+def stamp(*, age: float = 0.0) -> str:
+    """A time as the sender writes it, *age* seconds ago."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age))
 
 
-def refund_event(event_id: str, *, order_id: str = "ord_42", amount: int = 4200) -> dict:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def order_event(
+    event_id: str, data: Mapping[str, Any], *, type_: str = "order.updated"
+) -> dict[str, Any]:
+    return {"id": event_id, "type": type_, "created_at": stamp(), "data": dict(data)}
+
+
+def refund_event(
+    event_id: str, *, order_id: str = "ord_42", amount: int = 4200, age: float = 0.0
+) -> dict[str, Any]:
     data = {"order_id": order_id, "amount": amount, "currency": "EUR"}
-    return {"id": event_id, "type": "refund.succeeded", "created_at": stamp, "data": data}
+    return {"id": event_id, "type": "refund.succeeded", "created_at": stamp(age=age), "data": data}
 
 
-async def eventually(look: Any, *, within: float = 20) -> Any:
+async def eventually(look: Callable[[], Awaitable[Any]], *, within: float = 30) -> Any:
     """Await *look* until it returns something true; the wait is bounded, never a guess."""
     deadline = time.monotonic() + within
     while True:
         found = await look()
         if found:
             return found
-        assert time.monotonic() < deadline, f"{look.__qualname__} did not come true"
+        name = getattr(look, "__qualname__", str(look))
+        assert time.monotonic() < deadline, f"{name} did not come true"
         await asyncio.sleep(0.02)
