@@ -188,8 +188,12 @@ class Server:
 
 def initialise(data: Path, *, account: Account, binaries: Path, major: int, fast: bool) -> None:
     """Make the data directory: elsewhere first, so that one begun and killed is never used."""
-    for begun in data.parent.glob("init.*"):
-        shutil.rmtree(begun, ignore_errors=True)
+    deadline = time.monotonic() + STOPPED_WITHIN.total_seconds()
+    while begun := list(data.parent.glob("init.*")):  # a killed initdb may still be ending
+        for place in begun:
+            shutil.rmtree(place, ignore_errors=True)
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{begun[0]} cannot be removed")
     place = Path(tempfile.mkdtemp(prefix=f"init.{data.name}.", dir=data.parent))
     account.own(place)
     # Not the machine's locale: its order of letters changes with the system's libraries.

@@ -25,16 +25,27 @@ import pytest
 from reconciler import embedded, embedded_leftovers
 from reconciler.embedded_account import CHILD, Account, can_reach, is_allowed
 from reconciler.embedded_binaries import binaries_directory
+from reconciler.embedded_server import Server
+from reconciler.errors import ConfigError, DatabaseAwayError
+from reconciler.settings.models import ServerSettings, Settings
 
 HERE = Path(__file__).parent
+ROOTS = "/var/lib/reconciler" if os.geteuid() == 0 else None
 DAEMON = [sys.executable, str(HERE / "embedded_daemon.py")]
 LIMIT = 60.0
 
 USERS = ["ordinary", "root", "root without namespaces", "root on a user's directory"]
 USERS_HERE = USERS if os.geteuid() == 0 else USERS[:1]
+NAMELESS = ["ordinary without a name"] if os.geteuid() == 0 else []
+
+IMPOSTORS = [
+    *((user, "a sleeper") for user in USERS_HERE),
+    *((user, kind) for user in USERS_HERE[:2] for kind in ("a zombie", "a server", "nobody yet")),
+]
 
 NOBODY = pwd.getpwnam("nobody")
 IN_NAMESPACE = Account(argument=f"namespace:{NOBODY.pw_uid}:0:0", uid=0, gid=0)
+NAMELESS_IN_NAMESPACE = Account(argument="namespace:54321:0:0", uid=0, gid=0)
 AS_NOBODY = Account(
     argument=f"user:{NOBODY.pw_uid}:{NOBODY.pw_gid}", uid=NOBODY.pw_uid, gid=NOBODY.pw_gid
 )
@@ -74,6 +85,8 @@ class Machine:
     def wrapper(self) -> list[str]:
         if self.who == "ordinary" and os.geteuid() == 0:
             return ordinary().command([])
+        if self.who == "ordinary without a name":
+            return NAMELESS_IN_NAMESPACE.command([])
         if self.who == "root without namespaces":
             return [sys.executable, str(HERE / "without_namespaces.py")]
         return []
@@ -170,6 +183,7 @@ def remembered(daemon: Daemon) -> int:
     return int(daemon.execute("select count(*) from kept")[0][0])
 
 
+@pytest.mark.parametrize("machine", [*USERS_HERE, *NAMELESS], indirect=True)
 def test_what_is_committed_is_there_after_a_restart(machine):
     """
     The first start makes the server, the second finds it; psql of this host takes the URL; no
@@ -239,7 +253,7 @@ def test_daemon_and_server_killed_together(machine):
     assert 0 == again.stop()
 
 
-@pytest.mark.parametrize("impostor", ["a sleeper", "a zombie", "another server", "nothing"])
+@pytest.mark.parametrize(("machine", "impostor"), IMPOSTORS, indirect=["machine"])
 def test_a_process_that_got_the_old_servers_number_fools_nobody(machine, impostor, state):
     """
     The server was killed, its pid file stayed, and its number now belongs to somebody else (or,
@@ -268,7 +282,7 @@ def test_a_process_that_got_the_old_servers_number_fools_nobody(machine, imposto
 
 @contextmanager
 def impersonated(kind: str, another: Path) -> Iterator[int | None]:
-    """The process id of somebody who is not our server; *another* is there for a server of theirs."""
+    """The process id of somebody who is not our server; *another* is a place for theirs."""
     match kind:
         case "a sleeper":
             with subprocess.Popen(["sleep", "600"]) as process:
@@ -279,7 +293,7 @@ def impersonated(kind: str, another: Path) -> Iterator[int | None]:
                 status = Path(f"/proc/{process.pid}/stat")
                 until(lambda: " Z " in status.read_text(), what="a zombie")
                 yield process.pid
-        case "another server":
+        case "a server":
             other = embedded.start(another, fast=True)
             yield embedded_leftovers.postmaster_pid(next(another.glob("pg[0-9]*")))
             other.stop()
@@ -355,3 +369,126 @@ def test_a_path_too_long_for_a_socket(machine):
 
 def embedded_socket(url: str) -> Path:
     return Path(url.partition("host=")[2])
+
+
+def test_a_first_start_that_was_killed_leaves_no_half_a_server(machine):
+    """kill -9 while the data directory is being made: the next start begins anew."""
+    killed = machine.run("start")
+    until(lambda: list(machine.state.glob("init.*/*")), what="it is being made")
+    killed.kill()
+    killed.communicate()
+    daemon = machine.daemon()
+    assert daemon.answers()
+    assert [] == list(machine.state.glob("init.*"))
+    assert 0 == daemon.stop()
+
+
+def test_a_server_that_outlived_its_owner_is_stopped(state):
+    """Where the kernel does not tell it (not Linux), the next daemon does, and takes over."""
+    first = embedded.start(state, fast=True)
+    first.stop()
+    made = Server.under(state, fast=True)
+    made.launch()
+    until(made.is_ready, what="an orphan is up")
+    orphan = embedded_leftovers.postmaster_pid(made.data)
+    second = embedded.start(state, fast=True)
+    assert orphan != embedded_leftovers.postmaster_pid(made.data)
+    until(made.has_ended, what="the orphan has ended")
+    made.stop()
+    second.stop()
+
+
+def test_only_a_server_for_tests_is_fast(state):
+    """Even that one acknowledges after the commit; it only survives no power cut."""
+    server = embedded.start(state, fast=True)
+    with psycopg.connect(server.url) as connection:
+        found = connection.execute(
+            "select current_setting('fsync'), current_setting('synchronous_commit')"
+        ).fetchone()
+    server.stop()
+    server.stop()  # again: nothing happens
+    assert ("off", "on") == found
+    assert embedded.join(state) is None
+
+
+def test_data_of_another_major_version_is_left_alone(state):
+    """78, with what to do: never an empty server beside the data of a year."""
+    (state / "pg13").mkdir()
+    (state / "pg13" / "PG_VERSION").write_text("13\n")
+    with pytest.raises(ConfigError) as caught:
+        embedded.start(state)
+    assert "PostgreSQL 13" in str(caught.value)
+    assert "RECONCILER_PG_BINDIR" in str(caught.value.hint)
+    assert ["lock", "pg13"] == sorted(path.name for path in state.iterdir())
+
+
+def test_a_start_that_fails_says_why_and_lets_go(state):
+    """The server's own words, and the next start is not refused."""
+    embedded.start(state, fast=True).stop()
+    data = next(state.glob("pg[0-9]*"))
+    (data / "postgresql.conf").write_text("no_such_setting = 1\n")
+    for _ in range(2):
+        with pytest.raises(DatabaseAwayError, match="no_such_setting"):
+            embedded.start(state)
+
+
+def test_a_state_directory_that_cannot_be_made(state):
+    """78, naming the place and the setting."""
+    (state / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        embedded.start(state / "file" / "under")
+    assert str(state / "file" / "under") in str(caught.value)
+
+
+def test_a_place_in_tmp_that_somebody_else_took(state):
+    """The socket of a long path goes to /tmp, where anybody may have made that directory first."""
+    deep = state / ("d" * 120)
+    embedded.start(deep, fast=True).stop()
+    taken = next(
+        path
+        for path in Path("/tmp").glob("reconciler-*")  # noqa: S108
+        if path.lstat().st_uid == os.geteuid() and not list(path.iterdir()) and newest(path)
+    )
+    taken.chmod(0o777)
+    with pytest.raises(ConfigError, match="somebody else's"):
+        embedded.start(deep)
+    taken.rmdir()
+
+
+def newest(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime < 5
+
+
+@pytest.mark.parametrize(
+    ("configured", "environ", "expected"),
+    [
+        ("/srv/r", {"STATE_DIRECTORY": "/var/lib/x"}, "/srv/r"),
+        (None, {"STATE_DIRECTORY": "/var/lib/x:/var/lib/y", "XDG_STATE_HOME": "/s"}, "/var/lib/x"),
+        (None, {"XDG_STATE_HOME": "/s"}, ROOTS or "/s/reconciler"),
+        (None, {"XDG_STATE_HOME": "relative"}, ROOTS or f"{Path.home()}/.local/state/reconciler"),
+        (None, {}, ROOTS or f"{Path.home()}/.local/state/reconciler"),
+    ],
+)
+def test_where_the_state_lives(configured, environ, expected):
+    """The configuration, else systemd, else root's place, else the user's."""
+    settings = Settings(server=ServerSettings(state_directory=configured))
+    assert Path(expected) == embedded.state_directory(settings, environ)
+
+
+def test_other_programs_by_name(state):
+    """RECONCILER_PG_BINDIR names them; a directory without them is a mistake in the setting."""
+    shipped = binaries_directory({})
+    assert shipped == binaries_directory({"RECONCILER_PG_BINDIR": str(shipped)})
+    with pytest.raises(ConfigError, match="RECONCILER_PG_BINDIR"):
+        binaries_directory({"RECONCILER_PG_BINDIR": str(state)})
+
+
+@pytest.mark.parametrize("machine", USERS_HERE[1:2], indirect=True)
+def test_root_with_and_without_namespaces_on_the_same_data(machine):
+    """A kernel setting changed: the files change hands, and are the same files."""
+    for round_number in (1, 2, 3):
+        machine.who = "root without namespaces" if round_number == 2 else "root"
+        daemon = machine.daemon()
+        remember(daemon)
+        assert round_number == remembered(daemon)
+        assert 0 == daemon.stop()
