@@ -142,6 +142,14 @@ async def test_a_head_has_a_size(head: bytes):
         assert 0 == server.requests
 
 
+async def test_a_line_that_never_ends_is_ended():
+    """The parser keeps it to itself until it ends, so it is counted as it comes."""
+    async with serving() as server:
+        answer = await server.talk(b"GET / HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 100_000)
+
+        assert answer.startswith(b"HTTP/1.1 431")
+
+
 @pytest.mark.parametrize("path", ["/read", "/unread"])
 async def test_a_large_body_is_no_large_head(path: str):
     """

@@ -189,6 +189,25 @@ async def test_too_many_waiters_are_sent_away():
     assert [["b done"], ["c done"]] == [place.result() for place in places]
 
 
+async def test_who_gives_up_leaves_its_place():
+    """Else a commit that hangs would fill the line with nobody."""
+    database = Database()
+    async with running(database, waiting_max=1) as committer, asyncio.TaskGroup() as waiters:
+        database.free.clear()
+        waiters.create_task(committer.submit([event("a")]))
+        await until(lambda: database.batches == [["a"]])
+        gone = asyncio.create_task(committer.submit([event("b")]))
+        await until(lambda: len(committer.waiting) == 1)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        place = waiters.create_task(committer.submit([event("c")]))
+        await until(lambda: len(committer.waiting) == 1)
+        database.free.set()
+
+    assert ["c done"] == place.result()
+
+
 @pytest.mark.parametrize("error", [DatabaseAwayError("away"), RuntimeError("a bug")], ids=type)
 async def test_a_commit_that_fails_fails_its_waiters_and_nobody_else(error: Exception):
     """Whatever it was: those who wait for it hear of it, and the next ones are served."""
