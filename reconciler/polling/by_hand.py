@@ -78,9 +78,9 @@ def _count(report: ScanReport, item: Item) -> None:
     match item["result"]:
         case Fate.CORRECTED | Fate.WOULD_CORRECT | Fate.GONE:
             report.corrected += 1
-        case Fate.FAILED | Fate.UNKNOWN:
+        case Fate.FAILED:
             report.failed += 1
         case Fate.AHEAD:
             report.ahead += 1
-        case _:
+        case Fate.IN_SYNC:
             report.in_sync += 1

@@ -27,6 +27,8 @@ class Checkpoint:
     content: Trail = field(default_factory=Trail)  #: by what was on the pages
     resumed: bool = False  #: what the pages before had is not known any more
     refused: int = 0  #: how often incremental requests have been refused since one was answered
+    round: int = 1  #: a listing whose pages shift under us is read more than once
+    turned: int = 0  #: pages of this round
 
     @property
     def begun(self) -> bool:
@@ -51,10 +53,23 @@ class Checkpoint:
             position=following,
             reach=reach,
             pages=self.pages + 1,
+            turned=self.turned + 1,
             empty=empty,
             way=self.way if following is None else self.way.step(following.text or ""),
             content=trodden,
             refused=0,
+        )
+
+    def again(self) -> "Checkpoint":
+        """The same pass, from the first page once more."""
+        return replace(
+            self,
+            position=Position(),
+            way=Trail(),
+            content=Trail(),
+            empty=0,
+            round=self.round + 1,
+            turned=0,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +82,8 @@ class Checkpoint:
             "way": self.way.to_json(),
             "content": self.content.to_json(),
             "refused": self.refused,
+            "round": self.round,
+            "turned": self.turned,
         }
 
     @classmethod
@@ -85,4 +102,6 @@ class Checkpoint:
             content=Trail.from_json(value["content"]),
             resumed=value["pages"] > 0,
             refused=value["refused"],
+            round=value["round"],
+            turned=value["turned"],
         )

@@ -38,9 +38,14 @@ async def complete(run: Run) -> None:
     source, order = run.source, run.order
     if order.mode is Mode.FULL and not run.checkpoint.resumed:
         # after a resume nobody knows what the pages before had: the next full scan will tell
-        absent = await find_absent(order.engine, source, run.seen, pass_started=run.pass_started)
+        absent = await find_absent(
+            order.engine, source, run.rounds.all(), pass_started=run.pass_started
+        )
         run.report.absent = len(absent)
-        if not order.dry_run and source.rules.has_get:
+        if source.getting is not None and order.note is not None:
+            run.report.asked_keys += absent
+        if source.rules.gone_means_deleted and not order.dry_run:
+            # elsewhere a 404 would settle nothing, and be asked for again for ever
             await _ask_about(run, absent)
     if run.held is None:
         return
@@ -62,8 +67,6 @@ async def _ask_about(run: Run, absent: Sequence[str]) -> None:
 
         await transact(run.order.engine, ask)
         run.report.asked += len(wishes)
-    if run.order.note is not None:
-        run.report.asked_keys += absent
 
 
 async def _completed(connection: AsyncConnection, run: Run) -> None:

@@ -40,7 +40,7 @@ class ReadPage:
     poisons: Sequence[Poison]
     count: int  #: of items as listed
     last_key: str | None
-    keys: Sequence[str]  #: of all items, also where one came twice
+    keys: list[str]  #: of all items, also where one came twice
     digest: str  #: of what was on the page; "" of an empty one
 
 

@@ -14,7 +14,7 @@ from reconciler.polling.checkpoint import Checkpoint
 from reconciler.polling.client import Api
 from reconciler.polling.drift import Patience
 from reconciler.polling.report import Note, ScanReport
-from reconciler.polling.seen import Seen
+from reconciler.polling.rounds import Rounds
 from reconciler.polling.slots import Held, Mode
 from reconciler.polling.sources import Source
 from reconciler.polling.watermark import Stamp
@@ -55,7 +55,7 @@ class Run:
     pass_started: datetime
     watermark: Stamp | None  #: of the slot, when the run began
     asked_at: datetime  #: database time, before the page under way was asked for
-    seen: Seen = field(default_factory=Seen)
+    rounds: Rounds  #: which keys the pass has seen
     restarted: bool = False  #: this run has begun anew once, after its cursor had expired
 
     @property

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from reconciler import faults
 from reconciler.database import now, told, transact, uuid7
 from reconciler.errors import DatabaseAwayError
+from reconciler.ledger import baselines
 from reconciler.polling import ending, scans
 from reconciler.polling.answer import Answer, read_page
 from reconciler.polling.checkpoint import Checkpoint
@@ -28,9 +29,10 @@ from reconciler.polling.listing import ask
 from reconciler.polling.pages import ReadPage, read_items
 from reconciler.polling.pagination import Page, next_position
 from reconciler.polling.report import End, ScanReport
+from reconciler.polling.rounds import Rounds
 from reconciler.polling.run import Order, Run, kept_watermark, since_of
 from reconciler.polling.settling import settle_page
-from reconciler.polling.slots import Held, Mode
+from reconciler.polling.slots import Held
 from reconciler.polling.waiting import StoppedError, Waits
 from reconciler.polling.watermark import Stamp
 
@@ -89,7 +91,8 @@ async def _begin(order: Order) -> Run | None:
     taken = None if order.dry_run else await _take(order, report)
     if taken is None and not order.dry_run:
         return None
-    moment, watermark = await transact(order.engine, partial(_look, order=order))
+    assert order.source.listing is not None
+    moment, watermark, in_baseline = await transact(order.engine, partial(_look, order=order))
     run = Run(
         order=order,
         report=report,
@@ -98,6 +101,7 @@ async def _begin(order: Order) -> Run | None:
         pass_started=moment,
         watermark=watermark,
         asked_at=moment,
+        rounds=Rounds(listing=order.source.listing, mode=order.mode, in_baseline=in_baseline),
     )
     if taken is not None and taken.pass_started_at is not None and run.checkpoint.begun:
         run.pass_started = taken.pass_started_at
@@ -107,10 +111,17 @@ async def _begin(order: Order) -> Run | None:
     return run
 
 
-async def _look(connection: AsyncConnection, *, order: Order) -> tuple[datetime, Stamp | None]:
-    row = await scans.state_of(connection, order.source.slot(order.mode))
+async def _look(
+    connection: AsyncConnection, *, order: Order
+) -> tuple[datetime, Stamp | None, bool]:
+    """The database's time, the slot's watermark, and whether the kind is still in baseline."""
+    source = order.source
+    row = await scans.state_of(connection, source.slot(order.mode))
     watermark = kept_watermark(row.watermark_ns, row.watermark) if row else None
-    return await now(connection), watermark
+    known = await baselines.states(connection, [(source.sender, source.kind)])
+    baseline = known.get((source.sender, source.kind))
+    in_baseline = baseline is None or baseline.completed_at is None
+    return await now(connection), watermark, in_baseline
 
 
 async def _take(order: Order, report: ScanReport) -> Held | None:
@@ -136,7 +147,7 @@ async def _begin_pass(run: Run) -> None:
     order = run.order
     since = since_of(run.source, order.mode, run.watermark)
     run.checkpoint = Checkpoint(since=since, refused=run.checkpoint.refused)
-    run.seen.clear()
+    run.rounds.clear()
     if run.held is not None:
         lease, checkpoint = run.held.lease, run.checkpoint.to_json()
         run.pass_started = await transact(
@@ -180,15 +191,17 @@ async def _settle(run: Run, response: Response) -> None:
     answer = read_page(response.body, listing.items)
     page = read_items(run.source, answer)
     faults.point("scan-after-page")
+    position = run.checkpoint.position
+    assert position is not None
+    run.rounds.saw(page.keys, overlapping=position.overlapping, checkpoint=run.checkpoint)
     broken: PageBrokenError | None = None
     try:
         following = _following(run, answer, page, response)
     except PageBrokenError as error:
         broken, following = error, run.checkpoint
     await settle_page(run, page, following)
-    if run.order.mode is Mode.FULL:
-        for key in page.keys:
-            run.seen.add(key)
+    if following.turned == 0 and broken is None:
+        run.rounds.begin()
     if broken is not None:
         raise broken
 
@@ -205,7 +218,11 @@ def _following(run: Run, answer: Answer, page: ReadPage, response: Response) -> 
         link_next=response.link_next,
     )
     following = next_position(listing.pagination, position, turned)
-    return run.checkpoint.after(following, reach=run.checkpoint.reach, content=page.digest)
+    after = run.checkpoint.after(following, reach=run.checkpoint.reach, content=page.digest)
+    if after.position is None and run.rounds.needs_another(after):
+        log.info("scan.read_again", **run.report.facts())
+        return after.again()
+    return after
 
 
 async def _failed(run: Run, error: ApiError) -> None:

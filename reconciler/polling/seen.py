@@ -3,6 +3,8 @@
 from array import array
 from bisect import bisect_left
 from hashlib import blake2b
+from itertools import islice
+from operator import eq
 
 
 class Seen:
@@ -21,13 +23,21 @@ class Seen:
         self._hashes.append(_hash(key))
         self._sorted = False
 
+    def update(self, others: "Seen") -> None:
+        self._hashes.extend(others._hashes)  # noqa: SLF001 - one of us
+        self._sorted = False
+
+    def has_one_twice(self) -> bool:
+        """Whether a key was added more than once."""
+        self._sort()
+        return any(map(eq, self._hashes, islice(self._hashes, 1, None)))
+
     def clear(self) -> None:
         self._hashes = array("Q")
         self._sorted = True
 
     def __contains__(self, key: str) -> bool:
-        if not self._sorted:
-            self._sort()
+        self._sort()
         wanted = _hash(key)
         at = bisect_left(self._hashes, wanted)
         return at < len(self._hashes) and self._hashes[at] == wanted
@@ -36,6 +46,8 @@ class Seen:
         return len(self._hashes)
 
     def _sort(self) -> None:
+        if self._sorted:
+            return
         # one array's worth of objects at a time: sorted() would make an int of every hash
         self._hashes = _radix_sorted(self._hashes)
         self._sorted = True

@@ -157,7 +157,8 @@ def _page_wise(run: Run, checkpoint: Checkpoint) -> tuple[Stamp, str] | None:
     """The watermark after this page, where the listing's order lets it move before the end."""
     listing = run.source.listing
     assert listing is not None
-    if listing.order != "oldest" or run.order.mode is not Mode.INCREMENTAL:
+    whole_only = listing.order != "oldest" or run.rounds.shifts
+    if whole_only or run.order.mode is not Mode.INCREMENTAL:
         return None
     found = watermark_of(checkpoint.reach, pass_started=run.pass_started_ns)
     mark = moved(run.watermark, found, replacing=False)

@@ -40,6 +40,17 @@ Answering = Callable[[Request], Awaitable[Reply]]
 class Served:
     url: str
     requests: list[Request] = field(default_factory=list)
+    came: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def note(self, request: Request) -> None:
+        async with self.came:
+            self.requests.append(request)
+            self.came.notify_all()
+
+    async def reached(self, count: int) -> None:
+        """Wait until there have been *count* requests."""
+        async with asyncio.timeout(10), self.came:
+            await self.came.wait_for(lambda: len(self.requests) >= count)
 
 
 @contextlib.asynccontextmanager
@@ -52,7 +63,7 @@ async def serving(answering: Answering) -> AsyncIterator[Served]:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 request = _request(head)
-                served.requests.append(request)
+                await served.note(request)
                 reply = await answering(request)
                 if reply.reset:
                     writer.transport.abort()

@@ -60,6 +60,11 @@ def stamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def place(order: dict[str, Any]) -> tuple[str, str]:
+    """Where an order stands in the listing; cursors are such places, and survive changes."""
+    return order["updated_at"], order["id"]
+
+
 @dataclass(kw_only=True)
 class Shop:
     """The sender: orders by id, listed by time of change, one page after the other."""
@@ -109,18 +114,22 @@ class Shop:
                 for key, order in self.orders.items()
                 if order["updated_at"] >= since and key not in self.hidden
             ),
-            key=lambda order: (order["updated_at"], order["id"]),
+            key=place,
             reverse=self.newest_first,
         )
         if self.numbered:
             start = (int(query.get("page", "1")) - 1) * self.size
             return {"data": listed[start : start + self.size]}
-        start = int(query.get("cursor") or 0)
-        more = start + self.size < len(listed)
-        return {
-            "data": listed[start : start + self.size],
-            "next_cursor": str(start + self.size) if more else None,
-        }
+        if cursor := query.get("cursor"):
+            after = tuple(cursor.split("|"))
+            listed = [
+                order
+                for order in listed
+                if (place(order) < after if self.newest_first else place(order) > after)
+            ]
+        page = listed[: self.size]
+        more = len(listed) > self.size
+        return {"data": page, "next_cursor": "|".join(place(page[-1])) if more else None}
 
 
 @dataclass(kw_only=True)
@@ -208,7 +217,7 @@ class World:
 
     async def reconcile(self, key: str, **wishes: Any) -> dict[str, Any]:
         return await single.reconcile_one(
-            self.engine, self.rules, self.api, self.source, key, policy=self.policy, **wishes
+            self.engine, self.rules, self.api, self.source, key, **wishes
         )
 
 
@@ -225,6 +234,7 @@ async def a_world(
     apply: tuple[dict[str, Any], ...] = (),
     polling: dict[str, Any] | None = None,
     lag: str = "0s",
+    effects: dict[str, Any] | None = None,
 ) -> AsyncIterator[World]:
     """A world; *baseline*: it was complete before the story begins."""
     shop = shop or Shop()
@@ -253,7 +263,7 @@ async def a_world(
                 }
             },
             destinations={"payments": {"base_url": "http://127.0.0.1:9"}},
-            effects=EFFECTS,
+            effects=EFFECTS if effects is None else effects,
         )
         readers = {
             "shop": {
