@@ -21,6 +21,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -30,6 +31,7 @@ from outbox.entry import State
 from outbox.lanes import waits_for_another
 from outbox.settling import record_attempts
 from outbox.store import DEAD, PENDING, SECOND, UNCERTAIN, C, Time, outbox, record_set
+from outbox.windows import EVERYTHING, Window, bound
 
 Columns: TypeAlias = ReadOnlyColumnCollection[str, Any]
 
@@ -48,6 +50,7 @@ class Wanted:
     hold_after_dead: bool
     max_attempts: int
     key_life: timedelta
+    window: Window = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,8 @@ async def lease(
             "hold": one.hold_after_dead,
             "max_attempts": one.max_attempts,
             "key_life": one.key_life.total_seconds(),
+            **bound("after", one.window.after),
+            **bound("upto", one.window.upto),
         }
         for one in wanted
     ]
@@ -190,8 +195,13 @@ def _lease_statement() -> Update:
             "hold": Boolean(),
             "max_attempts": Integer(),
             "key_life": Double(),
+            "after_redriven": Boolean(),
+            "after_due_at": Time,
+            "upto_redriven": Boolean(),
+            "upto_due_at": Time,
         },
     )
+    place = tuple_(outbox.c.redriven, outbox.c.due_at)
     due = (
         select(
             outbox.c.id,
@@ -205,6 +215,8 @@ def _lease_statement() -> Update:
             outbox.c.destination == wanted.c.destination,
             outbox.c.state == PENDING,
             outbox.c.due_at <= func.now(),
+            place > tuple_(wanted.c.after_redriven, wanted.c.after_due_at),
+            place <= tuple_(wanted.c.upto_redriven, wanted.c.upto_due_at),
             or_(~outbox.c.ordered, ~waits_for_another(wanted)),
         )
         .order_by(outbox.c.redriven, outbox.c.due_at)

@@ -16,10 +16,12 @@ from outbox.leasing import GivenUp, Leased, Wanted, lease
 from outbox.marking import DATABASE_TROUBLE, Marking, told
 from outbox.settling import Mark
 from outbox.verdict import Before, verdict
+from outbox.windows import Window, Windows
 
 log = structlog.get_logger()
 
 LEASE_SLACK = 1.0  # seconds between the last moment for a call to begin and the latest for its end
+HASTE = 5  # how much sooner the next window of a deep backlog is looked through than polled
 LONGEST_OUTAGE_PAUSE = 5.0  # seconds
 
 
@@ -99,6 +101,8 @@ class Relay:
         self.wake = asyncio.Event()
         self.marking = Marking(engine, point=self._edges.point, written=self._on_written)
         self._in_flight: Counter[str] = Counter()
+        self._windows = Windows()
+        self._more_to_look_through = False
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
 
     async def take_turns(
@@ -126,35 +130,32 @@ class Relay:
                     calls.create_task(self.attempt(one, asked_at=asked_at, stop=stop))
                 if given_up:
                     continue  # their slots are still free
-            await _pause(self.wake, self._policy.poll.total_seconds())
+            poll = self._policy.poll.total_seconds()
+            await _pause(self.wake, poll / HASTE if self._more_to_look_through else poll)
 
     async def lease_free(self) -> tuple[list[Leased], list[GivenUp]]:
         """Lease for every free slot; each of them is taken until its attempt has ended."""
-        wanted = [
-            Wanted(
-                destination=name,
-                free=one.concurrency - self._in_flight[name],
-                lease=self._policy.lease,
-                hold_after_dead=one.after_dead == "hold",
-                max_attempts=one.max_attempts,
-                key_life=one.key_life(lease=self._policy.lease),
-            )
+        free = {
+            name: one.concurrency - self._in_flight[name]
             for name, one in self._destinations.items()
             if one.concurrency > self._in_flight[name]
-        ]
-        if not wanted:
+        }
+        if not free:
             return [], []
 
         async with self._engine.begin() as connection:
+            windows = await self._windows.look(connection, free)
+            wanted = [self._wanted(name, free[name], windows[name]) for name in free]
             leased, given_up = await lease(connection, wanted)
+            taken = Counter(one.destination for one in leased)
+            taken.update(one.destination for one in given_up)
+            full = {name: taken[name] >= free[name] for name in free}
+            self._more_to_look_through = await self._windows.looked(connection, full)
         self._edges.point("relay-after-lease")
 
         self._in_flight.update(one.destination for one in leased)
-        for one in wanted:
-            if self._in_flight[one.destination] >= self._destinations[one.destination].concurrency:
-                self._hungry.add(one.destination)
-            else:
-                self._hungry.discard(one.destination)
+        for name, enough in full.items():
+            (self._hungry.add if enough else self._hungry.discard)(name)
         for gone in given_up:
             log.warning(
                 "relay.given_up",
@@ -165,6 +166,18 @@ class Relay:
                 reason=gone.reason,
             )
         return leased, given_up
+
+    def _wanted(self, name: str, free: int, window: Window) -> Wanted:
+        destination = self._destinations[name]
+        return Wanted(
+            destination=name,
+            free=free,
+            lease=self._policy.lease,
+            hold_after_dead=destination.after_dead == "hold",
+            max_attempts=destination.max_attempts,
+            key_life=destination.key_life(lease=self._policy.lease),
+            window=window,
+        )
 
     async def attempt(self, leased: Leased, *, asked_at: float, stop: asyncio.Event) -> None:
         """Make the one call that this lease allows, unless it is too late for it."""

@@ -188,9 +188,9 @@ async def show_entry(
 async def counts(connection: AsyncConnection) -> dict[str, Any]:
     """Entries by state, and `oldest_due_at`: since when the oldest that is due has waited."""
     by_state = await connection.execute(
-        select(outbox.c.state, func.count()).group_by(outbox.c.state)
+        select(outbox.c.state, func.count().label("entries")).group_by(outbox.c.state)
     )
-    found = {state: count for state, count in by_state}
+    found = {row.state: row.entries for row in by_state}
     oldest = await connection.scalar(
         select(func.min(outbox.c.due_at)).where(
             outbox.c.state == PENDING, outbox.c.due_at <= func.now()

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import event
 
 from outbox.enqueue import enqueue
+from outbox.windows import ends
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
 from tests.outbox.world import Crash, an_entry, crash_at, run_sql
 
@@ -70,9 +71,9 @@ async def test_a_failing_call_holds_its_successors_and_nobody_else(world, preten
     await world.enqueue(
         ordered(2, 2),
         ordered(3, 3),
-        ordered(4, 1, key="43"),
-        ordered(5, 1, kind="invoice"),
-        ordered(6, 1, sender="other"),
+        ordered(4, 4, key="43"),
+        ordered(5, 5, kind="invoice"),
+        ordered(6, 6, sender="other"),
         ordered(7, 9, ordered=False),
     )
     async with world.running(), world.running():
@@ -211,6 +212,26 @@ async def fails_now_and_then(world, so_far):
     async with asyncio.TaskGroup() as group:
         group.create_task(one(deadly))
         group.create_task(one({}))
+
+
+async def test_a_deep_backlog_that_waits_is_looked_through_in_pieces(world, pretend, monkeypatch):
+    """
+    The head of a lane backs off, a hundred others wait for it, and behind all of them
+    one of another lane is ready. It is found, though no turn looks at all of them.
+    """
+    monkeypatch.setattr("outbox.windows._ENDS", ends(10))
+    pretend.behave = lambda _number, call: Answers(status=503 if call.key == "key_1" else 200)
+    await world.enqueue(ordered(1, 0))
+    await world.relay_once()
+    await world.enqueue(*(ordered(n, n) for n in range(100, 200)), ordered(2, 1, key="43"))
+    async with world.running() as running:
+        await world.until(lambda: len(pretend.calls) == 2)
+        turns = running.turns
+        await world.enqueue(ordered(3, 1, key="44"))
+        await world.until(lambda: len(pretend.calls) == 3)
+        assert running.turns - turns > 2
+    assert ["key_1", "key_2", "key_3"] == pretend.keys
+    assert 100 == (await world.states()).count("pending") - 1
 
 
 async def test_the_partial_indexes_carry_the_lease(world):

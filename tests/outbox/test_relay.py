@@ -232,6 +232,18 @@ async def test_the_last_of_several_attempts_decides_with_the_others(world, prete
     assert ["uncertain", "dead"] == await world.states()
 
 
+async def test_attempts_that_a_new_limit_forbids_are_not_made(world, pretend):
+    pretend.behave = in_turn(Answers(status=429))
+    await world.enqueue(an_entry())
+    await world.relay_once()
+    world.set(max_attempts=1)
+    await world.time_passes(HOUR)
+    assert 0 == await world.relay_once()
+    row = await world.entry()
+    assert ("dead", "attempts used up", 1) == (row.state, row.last_error, row.attempts)
+    assert 1 == len(await world.attempts())
+
+
 async def test_no_call_is_repeated_once_its_key_may_be_forgotten(world, pretend):
     """C79: performed, answer lost, the relay down for a day: a second call would charge again."""
     pretend.behave = in_turn(Misbehaves("closes"), Answers())
@@ -413,4 +425,4 @@ async def test_statements_do_not_grow_with_the_entries(world):
         lambda _connection, _cursor, statement, *_: statements.append(statement),
     )
     assert 50 == await world.relay_once()
-    assert 3 == len(statements)  # lease; settle, record the attempts
+    assert 4 == len(statements)  # find the window, lease; settle, record the attempts
