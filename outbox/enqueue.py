@@ -99,8 +99,6 @@ async def _take_keys(
         }
         for id_, entry in asking
     ]
-    # In key order, so that two transactions wait for each other in one direction only.
-    rows.sort(key=lambda row: (row["destination"], row["idempotency_key"]))
     held = await connection.execute(_TAKE_KEYS, {"rows": rows})
     return {(row.destination, row.idempotency_key): row for row in held}
 
@@ -178,6 +176,7 @@ def _take_keys_statement() -> ReturningInsert[Any]:
         "lasting": Boolean(),
     }
     given = record_set("asking", types).c
+    # In key order, so that two transactions wait for each other in one direction only.
     ordered = select(*given).order_by(given.destination, given.idempotency_key)
     proposed = insert(effect_keys).from_select(list(types), ordered)
     # Writing the holder's effect over itself makes a key that is held come back too, after
