@@ -15,5 +15,6 @@ for name in DATA:
 setup(
     packages=[*find_packages(include=["reconciler*", "outbox*"]), *places],
     package_dir=places,
-    package_data={"": ["*.toml", "*.mako", "checksums.txt", "py.typed", "*.html", "*.css", "*.js", "*.json"]},
+    package_data={"": ["*", "*/*"]},
+    exclude_package_data={"": ["*.pyc", "__pycache__/*"]},
 )

@@ -1,0 +1,20 @@
+"""The data files are where the program looks for them, installed or in a checkout."""
+
+import tomllib
+
+from reconciler.data import config_directory, migrations_directory
+
+
+def test_the_shipped_configuration_is_found():
+    """The example and the presets: TOML that can be read."""
+    shipped = [config_directory() / "reconciler.toml", *config_directory().glob("presets/*.toml")]
+    assert {"generic", "github", "standard-webhooks", "stripe"} <= {path.stem for path in shipped}
+    for path in shipped:
+        assert tomllib.loads(path.read_text())
+
+
+def test_the_migrations_are_found():
+    """Alembic's environment and at least the first migration."""
+    assert (migrations_directory() / "env.py").is_file()
+    assert (migrations_directory() / "script.py.mako").is_file()
+    assert list(migrations_directory().glob("versions/0001_*.py"))
