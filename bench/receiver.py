@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -67,39 +68,53 @@ async def compare(url: str, arguments: argparse.Namespace) -> None:
     for number in range(arguments.rounds):
         for name, done in runs.items():
             prefix = f"{name}-{number}-{os.getpid()}"
-            async with serving(name, url) as port:
-                done.append(
-                    await load(
-                        port,
-                        prefix=prefix,
-                        connections=arguments.connections,
-                        seconds=arguments.seconds,
-                    )
+            async with serving(name, url) as (port, pid):
+                before = cpu_seconds(pid)
+                run = await load(
+                    port,
+                    prefix=prefix,
+                    connections=arguments.connections,
+                    seconds=arguments.seconds,
                 )
+                run.cpu = (cpu_seconds(pid) - before) / run.count * 1e6
+                done.append(run)
             print(f"{name:>6} {done[-1]}", flush=True)
     ours, naive = (median(runs[name]) for name in ("ours", "naive"))
     print(f"\nmedians of {arguments.rounds}, {arguments.connections} connections")
     print(f"  ours   {ours}\n  naive  {naive}")
     print(
         f"  ratio  {ours.rate / naive.rate:.1f} x the deliveries,"
-        f" p50 1/{naive.p50 / ours.p50:.1f}, p99 1/{naive.p99 / ours.p99:.1f}"
+        f" p50 1/{naive.p50 / ours.p50:.1f}, p99 1/{naive.p99 / ours.p99:.1f},"
+        f" CPU 1/{naive.cpu / ours.cpu:.1f}"
     )
 
 
+@dataclass(slots=True)
 class Run:
-    """What one run came to: deliveries a second, and milliseconds."""
+    """What one run came to."""
 
-    def __init__(self, rate: float, p50: float, p99: float) -> None:
-        self.rate, self.p50, self.p99 = rate, p50, p99
+    count: int  #: deliveries
+    rate: float  #: of them a second
+    p50: float  #: milliseconds
+    p99: float  #: milliseconds
+    cpu: float = 0  #: microseconds of the server's process a delivery: hardly moved by others
 
     def __str__(self) -> str:
-        return f"{self.rate:8.0f}/s  p50 {self.p50:6.1f} ms  p99 {self.p99:6.1f} ms"
+        return (
+            f"{self.rate:8.0f}/s  p50 {self.p50:6.1f} ms  p99 {self.p99:6.1f} ms"
+            f"  {self.cpu:5.0f} us CPU each"
+        )
 
 
 def median(runs: list[Run]) -> Run:
-    return Run(
-        *(statistics.median(getattr(run, name) for run in runs) for name in ("rate", "p50", "p99"))
-    )
+    names = ("count", "rate", "p50", "p99", "cpu")
+    return Run(*(statistics.median(getattr(run, name) for run in runs) for name in names))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used so far (proc(5): utime and stime, in ticks)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def load(port: int, *, prefix: str, connections: int, seconds: float) -> Run:
@@ -128,7 +143,7 @@ async def load(port: int, *, prefix: str, connections: int, seconds: float) -> R
             lanes.create_task(deliver(lane))
     elapsed = time.perf_counter() - begun
     cuts = statistics.quantiles(times, n=100)
-    return Run(len(times) / elapsed, cuts[49] * 1000, cuts[98] * 1000)
+    return Run(len(times), len(times) / elapsed, cuts[49] * 1000, cuts[98] * 1000)
 
 
 def delivery(event_id: str) -> bytes:
@@ -157,15 +172,15 @@ def delivery(event_id: str) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serving(name: str, url: str) -> AsyncIterator[int]:
-    """Run one of the two receivers in a process of its own; its first line is its port."""
+async def serving(name: str, url: str) -> AsyncIterator[tuple[int, int]]:
+    """Run one of the two receivers in a process of its own; yield its port and its pid."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.receiver", "--serve", name, "--url", url,
         stdout=subprocess.PIPE, env={**os.environ, "SHOP_SECRET": SECRET},
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        yield int(await process.stdout.readline())
+        yield int(await process.stdout.readline()), process.pid
     finally:
         process.terminate()
         await process.wait()
