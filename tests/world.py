@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -329,6 +329,12 @@ class World:
         answer = await self.deliver(event, to=to)
         assert 200 == answer.status_code, answer.text
         return str(answer.json()["outcome"])
+
+    async def all_at_once(self, events: Iterable[Mapping[str, Any]]) -> list[httpx.Response]:
+        """Deliver all of *events* at the same time; their answers, in order."""
+        async with asyncio.TaskGroup() as deliveries:
+            sent = [deliveries.create_task(self.deliver(event)) for event in events]
+        return [one.result() for one in sent]
 
     async def command(
         self, *words: str, stdin: bytes = b"", **environment: str
