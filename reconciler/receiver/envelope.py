@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from reconciler import exact_json
+from reconciler import exact_items, exact_json
 from reconciler.errors import ReconcilerError
+from reconciler.exact_items import Poison
 from reconciler.exact_json import Json
 from reconciler.expressions import CaseInsensitive, Expression, ExpressionError
 from reconciler.ledger.event import Event, Observation, Origin
@@ -51,10 +52,10 @@ def read_delivery(contract: SenderContract, raw: bytes, headers: Mapping[str, st
     be used is Malformed, an item of a batch by itself and everything else as a whole.
     """
     try:
-        body = _parsed(raw)
         if contract.items is None:
-            return Delivery(events=(_event(contract, body, raw, headers),), batch=False)
-        items = _items(contract.items, body, headers)
+            event = _event(contract, _parsed(raw), raw, headers)
+            return Delivery(events=(event,), batch=False)
+        items = _items(contract.items, raw, headers)
     except _UnusableError as error:
         whole = Malformed(
             sender=contract.name,
@@ -102,7 +103,12 @@ def rereader(
     return again
 
 
-def _item(contract: SenderContract, item: Json, headers: Mapping[str, str]) -> Event | Malformed:
+def _item(
+    contract: SenderContract, item: "Json | Poison", headers: Mapping[str, str]
+) -> Event | Malformed:
+    if isinstance(item, Poison):
+        fault = str(exact_json.NotJsonError(item.fault))
+        return Malformed(sender=contract.name, raw=item.raw, headers=headers, fault=fault)
     raw = exact_json.dumps(item).encode()
     try:
         return _event(contract, item, raw, headers)
@@ -169,13 +175,21 @@ def _occurred_at(contract: SenderContract, context: Mapping[str, Json]) -> datet
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
-def _items(items: Expression, body: Json, headers: Mapping[str, str]) -> list[Json]:
-    found = _value("event.items", items, _context(body, headers))
-    if not isinstance(found, list):
-        raise _UnusableError("event.items: not a list")
-    if len(found) > ITEMS_MAX:
-        raise _UnusableError(f"event.items: more than {ITEMS_MAX} events")
-    return found
+def _items(items: Expression, raw: bytes, headers: Mapping[str, str]) -> "list[Json | Poison]":
+    """Find the events of a batch; one that can never be stored takes no neighbour down."""
+
+    def of(body: Json) -> list[Json]:
+        found = _value("event.items", items, _context(body, headers))
+        if not isinstance(found, list):
+            raise _UnusableError("event.items: not a list")
+        if len(found) > ITEMS_MAX:
+            raise _UnusableError(f"event.items: more than {ITEMS_MAX} events")
+        return found
+
+    try:
+        return exact_items.read(raw, of).items
+    except exact_json.NotJsonError as error:
+        raise _UnusableError(str(error)) from None
 
 
 def _identifier(name: str, expression: Expression, context: Mapping[str, Json]) -> str:
