@@ -18,6 +18,7 @@ CANDIDATES_MAX = 32  #: signatures that one delivery may offer; no sender lists 
 _SIGNABLE = frozenset({"body", "timestamp", "id", "url", "method"})
 _NAME = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _SECONDS = re.compile(rb"[0-9]{1,20}")
+_BLANK = b" \t\r\n\v\f\0"  # HMAC pads keys with zeros: one of zeros is the empty one
 _ALGORITHMS = {"hmac-sha1": "sha1", "hmac-sha256": "sha256", "hmac-sha512": "sha512"}
 
 
@@ -270,7 +271,7 @@ def _key(settings: SignatureSettings, secret: str) -> bytes:
                 decoded = base64.b64decode(raw + b"=" * (-len(raw) % 4), validate=True)
     except ValueError:
         raise ValueError(f"the secret is not {settings.key}") from None
-    if not decoded.strip():
+    if not decoded.strip(_BLANK):
         raise ValueError("the secret is blank: anybody could sign with it")
     return decoded
 

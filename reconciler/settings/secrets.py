@@ -88,9 +88,19 @@ def read_secret(reference: str, environ: Mapping[str, str]) -> str:
         case _:
             raise ValueError("not a reference to a secret")
     value = re.sub(r"(\r?\n)+\Z", "", value)
-    if not value.strip() or not value.strip("\0"):
+    if is_blank(value):
         raise ValueError(f"{where} is blank: a blank secret authenticates everybody")
     return value
+
+
+def is_blank(value: str) -> bool:
+    r"""
+    Whether nothing in *value* can be seen: spaces of any kind, controls, a byte order mark.
+
+    >>> is_blank(" \t\ufeff\u200b"), is_blank("a b")
+    (True, False)
+    """
+    return not any(each.isprintable() and not each.isspace() for each in value)
 
 
 def _read(path: Path) -> str:
