@@ -34,4 +34,5 @@ async def main(database_url: str, destination_url: str, point: str) -> None:
     await world.relay_once(point=die)
 
 
-asyncio.run(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
