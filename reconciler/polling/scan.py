@@ -33,6 +33,7 @@ from reconciler.polling.rounds import Rounds
 from reconciler.polling.run import Order, Run, kept_watermark, since_of
 from reconciler.polling.settling import settle_page
 from reconciler.polling.slots import Held
+from reconciler.polling.sources import Source
 from reconciler.polling.waiting import StoppedError, Waits
 from reconciler.polling.watermark import Stamp
 
@@ -188,8 +189,8 @@ async def _settle(run: Run, response: Response) -> None:
     """
     listing = run.source.listing
     assert listing is not None
-    answer = read_page(response.body, listing.items)
-    page = read_items(run.source, answer)
+    # in a thread: a large page must not keep webhooks waiting for the loop
+    answer, page = await asyncio.to_thread(_read, run.source, response.body)
     faults.point("scan-after-page")
     position = run.checkpoint.position
     assert position is not None
@@ -204,6 +205,12 @@ async def _settle(run: Run, response: Response) -> None:
         run.rounds.begin()
     if broken is not None:
         raise broken
+
+
+def _read(source: Source, body: bytes) -> tuple[Answer, ReadPage]:
+    assert source.listing is not None
+    answer = read_page(body, source.listing.items)
+    return answer, read_items(source, answer)
 
 
 def _following(run: Run, answer: Answer, page: ReadPage, response: Response) -> Checkpoint:
