@@ -34,36 +34,31 @@ async def attempt(
         raise UsageError(f"no sender {sender!r} is configured; there are: {known}")
     lowered = {name.lower(): value for name, value in headers.items()}
     delivery = read_delivery(contract, raw, lowered)
-    usable = [event for event in delivery.events if isinstance(event, Event)]
-    faults = [
-        {"event_id": event.event_id, "outcome": "quarantined", "fault": event.fault}
-        for event in delivery.events
-        if isinstance(event, Malformed)
-    ]
-    explained: list[Explained] = []
     async with engine.connect() as connection:
         transaction = await connection.begin()
         try:
-            results = await tried(connection, assembly, usable, explained)
+            await prepare_transaction(connection)
+            items = [await tried(connection, assembly, event) for event in delivery.events]
         finally:
             await transaction.rollback()
-    return {"items": [*results, *faults], "rolled_back": True}
+    return {"items": items, "rolled_back": True}
 
 
 async def tried(
-    connection: AsyncConnection,
-    assembly: Assembly,
-    events: Sequence[Event],
-    explained: list[Explained],
-) -> list[Document]:
-    await prepare_transaction(connection)
+    connection: AsyncConnection, assembly: Assembly, event: Event | Malformed
+) -> Document:
+    """Apply one event after those before it; one that fails is undone alone, as in a batch."""
+    if isinstance(event, Malformed):
+        return {"event_id": event.event_id, "outcome": "quarantined", "fault": event.fault}
+    explained: list[Explained] = []
     try:
-        results = await apply(connection, assembly.rules, events, explain=explained)
+        async with connection.begin_nested():
+            (result,) = await apply(connection, assembly.rules, [event], explain=explained)
     except UserStepError as error:
-        return [{**failed(event, str(error)), "steps": steps(explained)} for event in events]
+        return {**failed(event, str(error)), "steps": steps(explained)}
     except DBAPIError as error:
-        return [failed(event, str(error.orig)) for event in events]
-    return [told(result, explained) for result in results]
+        return failed(event, str(error.orig))
+    return told(result, explained)
 
 
 def failed(event: Event, fault: str) -> Document:
@@ -77,7 +72,6 @@ def failed(event: Event, fault: str) -> Document:
 
 def told(result: Result, explained: Sequence[Explained]) -> Document:
     event, now = result.event, result.now
-    mine = [one for one in explained if one.cause.event.event_id == event.event_id]
     return {
         "event_id": event.event_id,
         "type": event.type,
@@ -89,12 +83,12 @@ def told(result: Result, explained: Sequence[Explained]) -> Document:
         "change": result.change.value if result.change else None,
         "previous": result.previous,
         "state": now.state if now else None,
-        "steps": steps(mine),
+        "steps": steps(explained),
         "effects": [
             *[asked_for(effect) for effect in result.effects],
             *[
                 {"effect": one.effect, "asked": False, "reason": one.reason}
-                for explanation in mine
+                for explanation in explained
                 for one in explanation.not_asked
             ],
         ],
