@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import event
 
 from outbox.enqueue import enqueue
-from outbox.windows import ends
+from outbox.leasing import Wanted, lease
+from outbox.windows import Place, Window, ends
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
 from tests.outbox.world import Crash, an_entry, crash_at, run_sql
 
@@ -232,6 +233,23 @@ async def test_a_deep_backlog_that_waits_is_looked_through_in_pieces(world, pret
         assert running.turns - turns > 2
     assert ["key_1", "key_2", "key_3"] == pretend.keys
     assert 100 == (await world.states()).count("pending") - 1
+
+
+async def test_a_window_is_all_that_a_lease_looks_at(world):
+    await world.enqueue(*(an_entry(n) for n in range(1, 6)))
+    places = [Place(redriven=False, due_at=row.due_at) for row in await world.entries()]
+    wanted = Wanted(
+        destination="payments",
+        free=10,
+        lease=timedelta(seconds=60),
+        hold_after_dead=False,
+        max_attempts=12,
+        key_life=HOUR,
+        window=Window(after=places[1], upto=places[3]),
+    )
+    async with world.engine.begin() as connection:
+        leased, _ = await lease(connection, [wanted])
+    assert ["evt_3", "evt_4"] == sorted(one.event_id for one in leased)
 
 
 async def test_the_partial_indexes_carry_the_lease(world):
