@@ -1,6 +1,6 @@
 """THE transaction: the only place where an event takes effect."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import structlog
@@ -10,7 +10,6 @@ from reconciler import faults
 from reconciler.database import uuid7
 from reconciler.expressions import CaseInsensitive, ExpressionError
 from reconciler.ledger import claims, corrections, deferred, fetches, guarding, history
-from reconciler.ledger.baselines import Baseline
 from reconciler.ledger.batch import Batch, Case, Result, drift_of, told_change
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.claiming import claim_delivered
@@ -64,36 +63,27 @@ async def apply(
 
 async def add_causes(connection: AsyncConnection, batch: Batch) -> None:
     """List what each event brings: its change, then its fact."""
-    known = await history.load(connection, batch)
+    batch.baselines = await history.load(connection, batch)
     for case in batch.cases:
-        if case.decision is None:
-            if case.claimed and case.outcome is Outcome.APPLIED:
-                case.causes.append(Cause(what="fact", event=case.event))
-            continue
-        if case.decision.change is not None:
-            case.causes.append(change_of(case, known))
-        if case.decision.fact:
-            case.causes.append(fact_of(case))
+        if case.decision is not None:
+            case.causes += causes_of(batch, case)
+        elif case.claimed and case.outcome is Outcome.APPLIED:
+            case.causes.append(Cause(what="fact", event=case.event))
 
 
-def change_of(case: Case, known: Mapping[history.Kind, Baseline]) -> Cause:
-    return Cause(
-        what="change",
-        event=told_change(case),
-        revision=case.revision,
-        suppressed=history.suppressed(case, known),
-    )
-
-
-def fact_of(case: Case) -> Cause:
-    """The fact that an event tells: beside its change, or about what we hold already."""
+def causes_of(batch: Batch, case: Case) -> Iterator[Cause]:
+    """The change and the fact of an event about a resource, as far as either is there."""
     decision = case.decision
     assert decision is not None
     if decision.written:
         event = told_change(case)
     else:
         event = replace(case.event, current=decision.held.state)
-    return Cause(what="fact", event=event, revision=case.revision, stale=decision.stale)
+    if decision.change is not None:
+        old = history.suppressed(case, batch.baselines)
+        yield Cause(what="change", event=event, revision=case.revision, suppressed=old)
+    if decision.fact:
+        yield Cause(what="fact", event=event, revision=case.revision, stale=decision.stale)
 
 
 async def claim_found(connection: AsyncConnection, batch: Batch) -> None:

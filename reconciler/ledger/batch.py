@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reconciler.exact_json import Json
+from reconciler.ledger import claims
+from reconciler.ledger.baselines import Baseline
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.content import differences
 from reconciler.ledger.event import Change, Event, Observation, Origin, Outcome
@@ -53,6 +55,8 @@ class Case:
     causes: list[Cause] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     effects: list[Asked] = field(default_factory=list)
+    _claim: dict[str, Any] | None = None
+    _rule: KindRule | None = None
 
     @property
     def id(self) -> EventId:
@@ -78,13 +82,22 @@ class Case:
 
     @property
     def rule(self) -> KindRule:
-        kind = self.kind
-        return KindRule(
-            has_get=kind.has_get,
-            observed=kind.observed,
-            declared=bool(kind.declared),
-            lag=self.sender.lag,
-        )
+        if self._rule is None:
+            kind = self.kind
+            self._rule = KindRule(
+                has_get=kind.has_get,
+                observed=kind.observed,
+                declared=bool(kind.declared),
+                lag=self.sender.lag,
+            )
+        return self._rule
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """What the claim of a delivered event says; digesting its state once is enough."""
+        if self._claim is None:
+            self._claim = claims.claim_row(self.event, outcome=self.outcome)
+        return self._claim
 
     def ask(self, reason: str, *, at_least: int | None = None) -> None:
         """Request a read of the resource that this event is about."""
@@ -130,6 +143,7 @@ class Batch:
     rules: Rules
     cases: list[Case]
     outcomes: dict[EventId, Outcome] = field(default_factory=dict)  #: to write over claims
+    baselines: Mapping[tuple[str, str], Baseline] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rules: Rules, events: Sequence[Event]) -> "Batch":

@@ -55,10 +55,9 @@ async def claim_round(connection: AsyncConnection, pending: Sequence[Case]) -> l
     first: dict[EventId, Case] = {}
     twins = [case for case in pending if first.setdefault(case.id, case) is not case]
     wanted = {id_: case for id_, case in first.items() if case.fault is None}
-    rows = [
-        claims.claim_row(case.event, outcome=case.outcome) for _, case in sorted(wanted.items())
-    ]
-    taken = await claims.claim(connection, rows) if rows else set()
+    taken: set[EventId] = set()
+    if wanted:
+        taken = await claims.claim(connection, [wanted[id_].claim for id_ in sorted(wanted)])
     beyond = await beyond_horizon(connection, [wanted[id_] for id_ in taken])
     for case in beyond:
         case.fault = "it happened before the oldest claim that we remember: it may have counted"
@@ -79,7 +78,7 @@ async def claim_round(connection: AsyncConnection, pending: Sequence[Case]) -> l
             again.append(case)
     for case in twins:
         if first[case.id].claimed:
-            duplicate(case, claimed_digest=claims.body_digest(first[case.id].event))
+            duplicate(case, claimed_digest=first[case.id].claim["body_digest"])
         else:
             again.append(case)
     return again
@@ -110,7 +109,7 @@ async def beyond_horizon(connection: AsyncConnection, taken: Sequence[Case]) -> 
 def duplicate(case: Case, *, claimed_digest: str) -> None:
     """The same id again; with another body it leaves a trace, and a read where there is one."""
     case.outcome, case.fault = Outcome.DUPLICATE, None
-    digest = claims.body_digest(case.event)
+    digest = case.claim["body_digest"]
     if digest == claimed_digest:
         return
     case.other_body = True

@@ -145,6 +145,7 @@ _MARK_LATE = (
         and_(_made.sender == _late.sender, _made.kind == _late.kind, _made.key == _late.key),
         _made.new_version == _late.version,
         _made.late_event_at.is_(None),
+        _made.drift != DriftKind.ABSENT.value,  # stands in for no event of that version
     )
     .values(late_event_at=func.clock_timestamp())
 )

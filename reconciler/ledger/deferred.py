@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.errors import ReconcilerError
 from reconciler.exact_json import Json
-from reconciler.ledger import bodies, claims, fetches, quarantine
+from reconciler.ledger import bodies, claims, fetches, history, quarantine
 from reconciler.ledger.batch import Batch, Case
 from reconciler.ledger.bodies import Body
 from reconciler.ledger.causes import Cause
@@ -72,6 +72,7 @@ async def count(
             continue
         batch.outcomes[id_] = Outcome.APPLIED
         case = telling[resource]
+        history.note_creation(batch, case, event)
         held = locked.now[resource]
         if held.version is not None and reacts(case.sender.facts_for(event.type), stale=False):
             held = locked.now[resource] = raised(held)

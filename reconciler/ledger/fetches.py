@@ -290,6 +290,6 @@ _PUT_OFF = (
             else_=func.clock_timestamp() + _backed_off,
         ),
         attempts=case((_was_renewed, 0), else_=_requests.attempts),
-        last_error=case((_was_renewed, None), else_="the answer was older than what was named"),
+        last_error=case((_was_renewed, None), else_="the read did not settle it"),
     )
 )

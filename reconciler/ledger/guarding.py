@@ -113,14 +113,13 @@ async def told_twice(
         version = case.event.version
         if not case.delivered or version is None:
             continue
-        row = claims.claim_row(case.event, outcome=case.outcome)
-        fact = (case.resource, case.event.type, version, row["state_digest"])
+        fact = (case.resource, case.event.type, version, case.claim["state_digest"])
         if told.setdefault(fact, case) is not case:
             twice.add(id(case))
         ours = held[case.resource].version
         if case.resource in seen or (ours is not None and version <= ours):
             asked[case.id] = case
-            rows.append(row)
+            rows.append(case.claim)
         seen.add(case.resource)
     own = [case.id for case in batch.cases if case.claimed]
     found = await claims.told_before(connection, rows, own=own)

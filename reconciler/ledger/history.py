@@ -1,6 +1,7 @@
 """History (P20): which changes are old news, because we have only just begun to look."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -38,6 +39,20 @@ def suppressed(case: Case, known: Mapping[Kind, Baseline]) -> str | None:
     if is_over(case.kind, baseline) or was_born_later(case.event, case.kind, baseline):
         return None
     return BASELINE
+
+
+def note_creation(batch: Batch, case: Case, event: Event) -> None:
+    """
+    Let a read's first sight of a resource be news after all, if *event* tells of its creation.
+
+    The event had to wait for that read; what it proves is proved for the change that was found.
+    """
+    baseline = batch.baselines.get((event.sender, case.kind.kind))
+    if was_born_later(event, case.kind, baseline):
+        case.causes = [
+            replace(cause, suppressed=None) if cause.what == "change" else cause
+            for cause in case.causes
+        ]
 
 
 def is_over(kind: KindRules, baseline: Baseline | None) -> bool:

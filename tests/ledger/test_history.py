@@ -142,3 +142,16 @@ async def test_the_birthday_is_set_once(young: Shop) -> None:
 
     assert before["born_at"] == states["shop", "order"].born_at
     assert states["shop", "invoice"].completed_at is None
+
+
+async def test_a_creation_that_has_to_be_read_first_is_news_too(engine: AsyncEngine) -> None:
+    """A thin `order.created` after the birthday: the read that answers it finds a new order."""
+    thin = WHOLE.replace('on = ["order.*"]\n', 'on = ["order.*"]\nthin = true\n')
+    shop = await Shop.open(engine, thin, baseline=False)
+    now = datetime.now(UTC).isoformat()
+    await shop.take(shop.event("order.created", 7, key="ord_1", at=now))
+    await shop.take(shop.event("order.updated", 7, key="ord_2", at=now))
+    for key in ("ord_1", "ord_2"):
+        await shop.take(shop.read(7, key=key, started=await shop.now(), **PAID))
+
+    assert [("capture", "pending", ""), ("capture", "skipped", "baseline")] == await shop.calls()
