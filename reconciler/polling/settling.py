@@ -10,21 +10,24 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import faults
 from reconciler.database import prepare_transaction, transact
+from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import fetches, quarantine, resources
 from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import Result
-from reconciler.ledger.commit import commit
+from reconciler.ledger.commit import BLAMED, LOCK_WAIT, LockedError, commit
 from reconciler.ledger.event import Outcome
-from reconciler.ledger.reactions import UserStepError
 from reconciler.polling import scans, sightings
 from reconciler.polling.checkpoint import Checkpoint
+from reconciler.polling.faults import LeaseLostError
 from reconciler.polling.pages import Differing, Judged, ReadPage, judge, keep_poisons
 from reconciler.polling.rehearsal import rehearse, rolled_back
 from reconciler.polling.report import item_of
 from reconciler.polling.run import Run, told
 from reconciler.polling.slots import Mode
 from reconciler.polling.watermark import Stamp, moved, watermark_of
+from reconciler.transactions import sqlstate_of
 
+LOCK_NOT_AVAILABLE = "55P03"  #: SQLSTATE
 MOST_ASKED = 10_000  #: reads that a run by hand does itself
 
 log = structlog.get_logger()
@@ -50,8 +53,15 @@ async def settle_page(run: Run, page: ReadPage, following: Checkpoint) -> None:
     """
     try:
         settled = await _in_one(run, page, following)
-    except (UserStepError, DBAPIError) as error:
-        log.warning("scan.page_split", sender=run.source.sender, kind=run.source.kind)
+    except (LeaseLostError, DatabaseAwayError):
+        raise
+    except BLAMED as error:
+        log.warning(
+            "scan.page_split",
+            sender=run.source.sender,
+            kind=run.source.kind,
+            fault=type(error).__name__,
+        )
         settled = await _one_by_one(run, page, following, cause=error)
     run.checkpoint = settled.checkpoint
     run.asked_at = settled.now
@@ -62,15 +72,28 @@ async def _in_one(run: Run, page: ReadPage, following: Checkpoint) -> Settled:
     order = run.order
 
     async def work(connection: AsyncConnection) -> Settled:
-        await prepare_transaction(connection, search_path=order.rules.search_path)
+        await prepare_transaction(
+            connection, lock_timeout=LOCK_WAIT, search_path=order.rules.search_path
+        )
         judged, differing = await _judged(connection, run, page)
-        results = await apply(connection, order.rules, judged.events) if judged.events else []
+        results = await _applied(connection, run, judged)
         await _forget_sightings(connection, run, results)
         return await _saved(connection, run, following, judged, results, differing=differing)
 
     if order.dry_run:
         return await rolled_back(order.engine, work)
     return await transact(order.engine, work)
+
+
+async def _applied(connection: AsyncConnection, run: Run, judged: Judged) -> Sequence[Result]:
+    if not judged.events:
+        return []
+    try:
+        return await apply(connection, run.order.rules, judged.events)
+    except DBAPIError as error:
+        if sqlstate_of(error) == LOCK_NOT_AVAILABLE:  # of one row: the others need not wait
+            raise LockedError from error
+        raise
 
 
 async def _one_by_one(
@@ -93,6 +116,7 @@ async def _one_by_one(
 
     async def save(connection: AsyncConnection) -> Settled:
         await _keep_failed(connection, run, judged, results)
+        await _forget_sightings(connection, run, results)
         return await _saved(connection, run, following, judged, results, differing=differing)
 
     if order.dry_run:

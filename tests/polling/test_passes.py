@@ -402,6 +402,18 @@ async def test_pages_that_shift_are_read_again(engine):
         assert 15 == report.pages  # the second round saw something new, the third did not
 
 
+async def test_a_deletion_shifts_pages_too(engine):
+    """C108: no key comes twice then; a baseline is read again in any case."""
+    pagination = {"style": "page", "param": "page"}
+    async with a_world(engine, shop=Shop(size=5, numbered=True), baseline=False,
+                       listed={"pagination": pagination}) as world:  # fmt: skip
+        fill(world.shop, 20)
+        world.shop.after_request = lambda: world.shop.orders.pop("ord_000", None)
+        await world.scan()
+
+        assert 20 == len(await world.held())  # also the one that is gone: a scan deletes nothing
+
+
 async def test_pages_that_do_not_shift_are_read_once(engine):
     """After the baseline a full scan reads twice only what was listed twice."""
     pagination = {"style": "page", "param": "page"}

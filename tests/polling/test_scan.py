@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 
 from reconciler.polling.report import End
 from reconciler.polling.slots import Mode
@@ -234,6 +235,25 @@ async def test_what_fails_without_a_get_holds_the_watermark(engine):
 
         assert (1, 0) == (report.corrected, report.failed)
         assert {"ord_1": 1, "ord_2": 1} == await world.held()
+
+
+async def test_a_row_that_somebody_holds_locked_delays_only_itself(engine):
+    """P15: a transaction of somebody's sits on one order; the rest of its page is corrected."""
+    async with a_world(engine) as world:
+        for number in range(4):
+            await world.webhook(world.shop.put(f"ord_{number}", version=1))
+            world.shop.put(f"ord_{number}", version=2)
+        async with engine.connect() as other, other.begin():
+            await other.execute(
+                text("select 1 from reconciler.resources where key = 'ord_1' for update")
+            )
+            report = await world.scan()
+
+        assert (End.COMPLETED, 3, 1) == (report.end, report.corrected, report.failed)
+        assert {"ord_0": 2, "ord_1": 1, "ord_2": 2, "ord_3": 2} == await world.held()
+        assert ["ord_1"] == [
+            row.key for row in await world.rows("select key from reconciler.fetch_requests")
+        ]
 
 
 async def test_a_conflict_asks_for_a_read(engine):
