@@ -356,6 +356,15 @@ async def test_no_more_calls_are_under_way_than_the_destination_allows(world, pr
     assert 3 == pretend.most_in_flight
 
 
+async def test_a_slot_that_is_free_again_is_filled_at_once(world, pretend):
+    """A backlog is not worked off at one handful a poll."""
+    world.policy = replace(world.policy, poll=HOUR)
+    world.set(concurrency=2)
+    await world.enqueue(*(an_entry(n) for n in range(20)))
+    async with world.running():
+        await world.until(lambda: len(pretend.calls) == 20)
+
+
 async def test_a_slow_destination_does_not_hold_up_another(world, pretend):
     """Calls are not made in batches: one that hangs keeps one slot, and nobody waits for it."""
     world.set(concurrency=2)

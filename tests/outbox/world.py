@@ -173,7 +173,7 @@ class Running:
         self.turns += 1
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
     """Wait for *condition*, which may be a coroutine function."""
     async with asyncio.timeout(seconds):
         while True:
