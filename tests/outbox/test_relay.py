@@ -374,6 +374,7 @@ async def test_a_slow_destination_does_not_hold_up_another(world, pretend):
         await world.until(lambda: len(pretend.calls) == 30)
         await world.until(lambda: all_but_one_delivered(world))
         pretend.release.set()
+    assert pretend.most_in_flight <= 2
 
 
 async def all_but_one_delivered(world):
