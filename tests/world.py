@@ -286,6 +286,12 @@ class World:
         yield daemon
         await daemon.dies()
 
+    async def dies_at(self, at: str, *words: str, **environment: str) -> None:
+        """Like `crashing`, where nobody has to do anything to bring a daemon to *at*."""
+        log_file = self.directory / f"dies-{at}.log"
+        process = await self.serve(log_file, *words, RECONCILER_TEST_CRASH_AT=at, **environment)
+        await Daemon(process=process, log_file=log_file).dies()
+
     async def start(self, *words: str, **environment: str) -> Daemon:
         """Start a daemon and wait until it is ready and its database usable."""
         log_file = self.directory / f"serve-{len(self.daemons) + 1}.log"
