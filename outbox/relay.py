@@ -151,7 +151,8 @@ class Relay:
             taken.update(one.destination for one in given_up)
             full = {name: taken[name] >= free[name] for name in free}
             self._more_to_look_through = await self._windows.looked(connection, full)
-        self._edges.point("relay-after-lease")
+        if leased:
+            self._edges.point("relay-after-lease")
 
         self._in_flight.update(one.destination for one in leased)
         for name, enough in full.items():
