@@ -1,0 +1,42 @@
+"""
+The demo can fail: without the claim, the guard or the stable key it exits with 1.
+
+    python -m tests.demo_mutants
+"""
+
+import json
+import sys
+
+from tests.mutants import CLAIM, GUARD, STABLE_KEY, Mutant, mutated, run_in
+
+PARTS = {"claim": CLAIM, "guard": GUARD, "stable key": STABLE_KEY}
+
+
+def demo_without(mutant: Mutant, *, events: int = 300) -> tuple[int, str]:
+    """Run the demo with one part of the product taken out: its exit code, and what it found."""
+    with mutated(mutant) as copy:
+        words = ("--seed", "1", "--events", str(events), "--json")
+        ran = run_in(copy, "reconciler", "demo", *words)
+    if not ran.stdout:
+        return ran.returncode, ran.stderr[-2000:]
+    found = json.loads(ran.stdout)
+    names = ("lost_effects", "doubled_effects", "did_not_occur", "differences")
+    return ran.returncode, ", ".join(f"{name}: {brief(found[name])}" for name in names)
+
+
+def brief(value: object) -> object:
+    return len(value) if isinstance(value, list) else value
+
+
+def main() -> int:
+    failures = 0
+    for name, mutant in PARTS.items():
+        code, found = demo_without(mutant)
+        failures += code != 1
+        sys.stdout.write(f"without the {name}: exit {code} ({found})\n")
+        sys.stdout.flush()
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""
+One expression changed, one promise broken, and the story that notices.
+
+    python -m tests.mutants          every promise
+    python -m tests.mutants P1 P9    some of them
+
+Each mutation is made in a copy of the packages; its story has to fail there by an assertion.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("reconciler", "outbox", "migrations", "config", "docs", "tests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A change that breaks a promise."""
+
+    promise: str
+    file: str
+    before: str
+    after: str
+    story: str
+
+
+CLAIM = Mutant(
+    promise="P1",
+    file="reconciler/ledger/claiming.py",
+    before="taken = await claims.claim(connection, rows) if rows else set()",
+    after="taken = set(wanted)",
+    story="tests/stories/test_p01_claim.py",
+)
+GUARD = Mutant(
+    promise="P4",
+    file="reconciler/ledger/guard.py",
+    before="if held.version is None or seen.version > held.version:",
+    after="if held.version is None or seen.version != held.version:",
+    story="tests/stories/test_p04_p05_versions.py::"
+    "test_p04_versions_only_grow_whatever_the_order_and_whoever_writes",
+)
+STABLE_KEY = Mutant(
+    promise="P7",
+    file="outbox/destinations/http.py",
+    before="= request.idempotency_key\n",
+    after='= f"{request.idempotency_key}:{id(headers)}:{__import__("time").time_ns()}"\n',
+    story="tests/stories/test_p07_p08_calls.py::"
+    "test_p07_attempts_are_alike_over_a_restart_with_another_configuration",
+)
+MUTANTS = (
+    CLAIM,
+    Mutant(
+        promise="P2",
+        file="reconciler/transactions.py",
+        before="async with connection.begin():",
+        after="async with connection.begin_nested():",
+        story="tests/stories/test_p02_acknowledgement.py::"
+        "test_p02_a_daemon_killed_right_after_it_answered",
+    ),
+    Mutant(
+        promise="P3",
+        file="reconciler/ledger/apply.py",
+        before="    await claim_delivered(connection, batch)\n",
+        after="    (await claim_delivered(connection, batch), "
+        "await (await connection.get_raw_connection()).driver_connection.commit())\n",
+        story="tests/stories/test_p03_all_or_nothing.py",
+    ),
+    GUARD,
+    Mutant(
+        promise="P5",
+        file="reconciler/ledger/guard.py",
+        before="held=held, fact=not twice, stale=True)",
+        after="held=held, fact=not twice, stale=False)",
+        story="tests/stories/test_p04_p05_versions.py::"
+        "test_p05_an_older_event_changes_nothing_and_its_facts_count_as_configured",
+    ),
+    Mutant(
+        promise="P6",
+        file="reconciler/ledger/keys.py",
+        before='key = f"{event.sender}:{event.kind}:{event.key}:{event.version}:{effect}"',
+        after='key = f"{event.event_id}:{effect}"',
+        story="tests/stories/test_p06_one_cause.py",
+    ),
+    STABLE_KEY,
+    Mutant(
+        promise="P8",
+        file="outbox/relay.py",
+        before="            result = await call(destination, leased)\n",
+        after="            async with self._engine.connect() as held:\n"
+        '                await held.exec_driver_sql("select 1")\n'
+        "                result = await call(destination, leased)\n",
+        story="tests/stories/test_p07_p08_calls.py::"
+        "test_p08_no_transaction_is_open_while_others_are_waited_for",
+    ),
+    Mutant(
+        promise="P9",
+        file="outbox/verdict.py",
+        before="success = _succeeded(answer, rules)",
+        after="success = answer.status < 400",
+        story="tests/stories/test_p09_p10_delivered.py::"
+        "test_p09_nothing_but_a_success_is_delivered",
+    ),
+    Mutant(
+        promise="P10",
+        file="outbox/relay.py",
+        before="key_life=destination.key_life(lease=self._policy.lease)",
+        after="key_life=timedelta(days=36500)",
+        story="tests/stories/test_p09_p10_delivered.py::"
+        "test_p10_a_key_that_the_provider_may_have_forgotten_is_not_used_again",
+    ),
+    Mutant(
+        promise="P11",
+        file="reconciler/ledger/claiming.py",
+        before="if (horizon := found.get(case.event.sender))",
+        after="if (horizon := None)",
+        story="tests/stories/test_p11_kept_long_enough.py::"
+        "test_p11_an_event_from_before_the_purge_is_kept_for_a_person",
+    ),
+    Mutant(
+        promise="P12",
+        file="reconciler/ledger/guard.py",
+        before="and (held.version is None or seen.version > held.version)\n",
+        after="and held.version is None\n",
+        story="tests/stories/test_p12_lost_webhooks.py::"
+        "test_p12_a_lost_webhook_is_corrected_and_comes_too_late",
+    ),
+    Mutant(
+        promise="P13",
+        file="reconciler/polling/checkpoint.py",
+        before="        if not value:\n",
+        after="        if True:\n",
+        story="tests/stories/test_p13_p14_scans.py::"
+        "test_p13_a_scan_killed_between_two_pages_goes_on_where_it_was",
+    ),
+    Mutant(
+        promise="P14",
+        file="reconciler/polling/absence.py",
+        before="if absent_too_many(absent=len(absent), held=held, percent=percent):",
+        after="if False:",
+        story="tests/stories/test_p13_p14_scans.py::"
+        "test_p14_a_listing_that_is_empty_all_at_once_deletes_nothing",
+    ),
+    Mutant(
+        promise="P20",
+        file="reconciler/ledger/history.py",
+        before="    return BASELINE\n",
+        after="    return None\n",
+        story="tests/stories/test_p20_history.py::"
+        "test_p20_a_thousand_old_paid_orders_are_not_charged_and_a_new_one_is",
+    ),
+)
+
+
+@contextmanager
+def mutated(*mutants: Mutant) -> Iterator[Path]:
+    """A directory with a copy of the packages in which *mutants* are made."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        copy = Path(name)
+        for part in COPIED:
+            shutil.copytree(
+                place_of(part), copy / part, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        for page in ("README.md", "pyproject.toml"):
+            shutil.copy(ROOT / page, copy / page)
+        for mutant in mutants:
+            file = copy / mutant.file
+            text = file.read_text()
+            assert 1 == text.count(mutant.before), f"{mutant.file}: {mutant.before}"
+            file.write_text(text.replace(mutant.before, mutant.after))
+        yield copy
+
+
+def place_of(part: str) -> Path:
+    """Where a part lies: in the checkout, or in the installed package (data in `reconciler`)."""
+    if (ROOT / part).is_dir():
+        return ROOT / part
+    import importlib
+
+    package = importlib.import_module(part if part in ("reconciler", "outbox") else "reconciler")
+    assert package.__file__ is not None
+    inside = Path(package.__file__).parent
+    return inside if part in ("reconciler", "outbox") else inside / part
+
+
+def run_in(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python module with the packages of *copy* first on its path."""
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def caught(mutant: Mutant) -> str | None:
+    """The assertion by which a mutant's story fails; None where it does not."""
+    with mutated(mutant) as copy:
+        ran = run_in(copy, "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.story)
+    errors = [line for line in ran.stdout.splitlines() if line.startswith("E  ")]
+    if ran.returncode != 1 or not any("assert" in line.lower() for line in errors):
+        sys.stdout.write(ran.stdout[-3000:])
+        return None
+    return errors[0].removeprefix("E").strip()[:100]
+
+
+def main(wanted: list[str]) -> int:
+    survivors = 0
+    for mutant in MUTANTS:
+        if wanted and mutant.promise not in wanted:
+            continue
+        how = caught(mutant)
+        survivors += how is None
+        sys.stdout.write(f"{mutant.promise:<4} {mutant.file:<36} {how or 'NOT CAUGHT'}\n")
+        sys.stdout.flush()
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
