@@ -1,4 +1,4 @@
-"""What the documentation says is true: its commands run, its tables are complete, its links lead."""
+"""What the documentation says is true: commands run, tables are complete, links lead on."""
 
 import ast
 import asyncio
@@ -293,7 +293,7 @@ def test_every_word_of_the_glossary_is_used_elsewhere():
     text = "\n".join(
         [path.read_text() for path in PAGES if path.name != "glossary.md"] + helps
     ).lower()
-    for (word, *_) in table(page("glossary.md"), "# Glossary"):
+    for word, *_ in table(page("glossary.md"), "# Glossary"):
         for one in word.split(", "):
             assert re.search(rf"\b{one.lower()}", text), one
 
@@ -354,5 +354,3 @@ def exists(name: str) -> bool:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     return not function or function in tests
-
-

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.stories.conftest import UNHEALED
-from tests.world import World, order_event, refund_event
+from tests.world import World, eventually, order_event, refund_event
 
 pytestmark = pytest.mark.anyio
 
@@ -77,12 +77,14 @@ async def test_p02_a_twin_in_flight_is_waited_for(world: World, end: str):
 
 async def blocked(world: World) -> None:
     """Wait until a statement of the daemon waits for a lock."""
-    async with asyncio.timeout(10):
-        while not await world.value(
+
+    async def waits() -> int:
+        return await world.value(
             "select count(*) from pg_stat_activity"
             " where datname = current_database() and wait_event_type = 'Lock'"
-        ):
-            await asyncio.sleep(0.02)
+        )
+
+    await eventually(waits)
 
 
 async def test_p02_a_database_that_acknowledges_before_it_is_durable_is_refused(world: World):

@@ -1,12 +1,10 @@
 """P9, delivered means answered, and P10, keys do not outlive their provider."""
 
-import asyncio
-
 import pytest
 
 from reconciler.proving.misbehaving_http import Answer
 from tests.stories.conftest import UNHEALED
-from tests.world import World, order_event
+from tests.world import World, eventually, order_event
 
 pytestmark = pytest.mark.anyio
 
@@ -69,11 +67,14 @@ async def test_p09_nothing_but_a_success_is_delivered(world: World, trouble: Ans
 
 
 async def attempted(world: World) -> None:
-    async with asyncio.timeout(20):
-        while not await world.value(
+    """Wait until one call has been answered, or not, and that has been noted."""
+
+    async def noted() -> int:
+        return await world.value(
             "select count(*) from reconciler.outbox_attempts where finished_at is not null"
-        ):
-            await asyncio.sleep(0.02)
+        )
+
+    await eventually(noted)
 
 
 async def test_p10_a_key_that_the_provider_may_have_forgotten_is_not_used_again(world: World):

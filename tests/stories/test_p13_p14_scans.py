@@ -54,7 +54,9 @@ async def test_p13_a_scan_killed_between_two_pages_goes_on_where_it_was(world: W
     assert ["6", "9"] == world.sender.pages[:2]
 
 
-@pytest.mark.parametrize("at", ["scan-after-page", "scan-before-checkpoint", "scan-before-complete"])
+@pytest.mark.parametrize(
+    "at", ["scan-after-page", "scan-before-checkpoint", "scan-before-complete"]
+)
 async def test_p13_a_scan_that_dies_at_any_place_is_made_good(world: World, at: str):
     """Whatever had been committed: in the end each order is held, by one correction each."""
     many_orders(world)

@@ -26,8 +26,8 @@ async def test_p20_a_thousand_old_paid_orders_are_not_charged_and_a_new_one_is(w
         """While a page is under way, an order that was listed and one that was not change."""
         if request.path == "/v1/orders" and len(changed) < 20:
             number = len(changed) * 37
-            for key in (f"ord_{number}", f"ord_{999 - number}"):
-                changed.append(world.sender.sets(key, status="shipped"))
+            both = (f"ord_{number}", f"ord_{999 - number}")
+            changed.extend(world.sender.sets(key, status="shipped") for key in both)
 
     world.sender.before = meanwhile
     async with world.serving():
@@ -35,9 +35,7 @@ async def test_p20_a_thousand_old_paid_orders_are_not_charged_and_a_new_one_is(w
         assert ready is not None
         assert ["shop order"] == ready["baseline"]
         async with asyncio.TaskGroup() as webhooks:
-            while await world.rows(
-                "select 1 from reconciler.baselines where completed_at is null"
-            ):
+            while await world.rows("select 1 from reconciler.baselines where completed_at is null"):
                 for data in changed[::2]:
                     event = order_event(f"evt_{data['order_id']}", data)
                     webhooks.create_task(world.deliver(event))

@@ -147,7 +147,8 @@ async def test_what_cannot_be_read_fails_and_changes_nothing(world: World):
     """The sender refuses our token: exit 1, and the item says why."""
     async with behind(world, daemon=True):
         before = await world.counts()
-        code, out, _ = await world.command(*ORD_42, "--json", SHOP_TOKEN="revoked")
+        revoked = {"SHOP_TOKEN": "revoked"}
+        code, out, _ = await world.command(*ORD_42, "--json", **revoked)
         assert 1 == code
         assert '"failed"' in out
         assert before == await world.counts()
