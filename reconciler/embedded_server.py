@@ -115,9 +115,12 @@ class Server:
         self.launch()
         deadline = time.monotonic() + STARTED_WITHIN.total_seconds()
         while not self.is_ready():
-            if self.has_ended() or time.monotonic() > deadline:
-                raise DatabaseAwayError(f"the private PostgreSQL did not start: {self.complaint()}")
             time.sleep(LOOK_EVERY)
+            late = time.monotonic() > deadline
+            if late or (self.has_ended() and not self.is_waiting_for_children()):
+                raise DatabaseAwayError(f"the private PostgreSQL did not start: {self.complaint()}")
+            if self.has_ended():
+                self.launch()
         with psycopg.connect(url_of(self.socket, database="postgres"), autocommit=True) as server:
             known = server.execute("select 1 from pg_database where datname = %s", (ROLE,))
             if known.fetchone() is None:
@@ -165,6 +168,10 @@ class Server:
 
     def has_ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
+
+    def is_waiting_for_children(self) -> bool:
+        """Whether it refused to start because a killed server's children are still at work."""
+        return "is still in use" in self.complaint()
 
     def complaint(self) -> str:
         """The last of what it said before it opened its log."""
