@@ -30,7 +30,17 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from outbox.entry import State
 from outbox.lanes import waits_for_another
 from outbox.settling import record_attempts
-from outbox.store import DEAD, PENDING, SECOND, UNCERTAIN, C, Time, outbox, record_set
+from outbox.store import (
+    DEAD,
+    LETS_GO,
+    PENDING,
+    SECOND,
+    UNCERTAIN,
+    C,
+    Time,
+    outbox,
+    record_set,
+)
 from outbox.windows import EVERYTHING, Window, bound
 
 Columns: TypeAlias = ReadOnlyColumnCollection[str, Any]
@@ -254,6 +264,7 @@ def _lease_statement() -> Update:
             held.due_at.label("was_due_at"),
             held.call_open.label("was_open"),
             held.first_attempt_at.is_not(None).label("was_maybe_sent"),
+            LETS_GO.label("lets_go"),
         )
     )
 

@@ -27,6 +27,7 @@ from outbox.entry import State, Verdict
 from outbox.store import (
     DEAD,
     DELIVERED,
+    LETS_GO,
     PENDING,
     SECOND,
     UNCERTAIN,
@@ -115,7 +116,7 @@ def _settle_statement() -> Update:
             last_error=mark.error,
             completed_at=case((ended, func.now())),
         )
-        .returning(outbox.c.id)
+        .returning(outbox.c.id, LETS_GO)
     )
 
 

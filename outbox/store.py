@@ -49,6 +49,10 @@ UNCERTAIN: ColumnElement[str] = literal_column("'uncertain'", Text)
 DELIVERED: ColumnElement[str] = literal_column("'delivered'", Text)
 SECOND: ColumnElement[timedelta] = literal_column("interval '1 second'", Interval)
 
+# Returned with the rows that a statement locks, so that it costs none of its own: a process that
+# stops in the middle of its transaction lets go of them, and of what vacuum wants, in a minute.
+LETS_GO: ColumnElement[str] = func.set_config("idle_in_transaction_session_timeout", "60s", True)
+
 outbox = Table(
     "outbox",
     metadata,

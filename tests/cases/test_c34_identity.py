@@ -99,6 +99,10 @@ request = "POST /paid"
 json = { of = "{{ key }}" }
 """
 
+SPELLED = (
+    b'{"id":"b","type":"order.updated","data":{"order_id":"ord_42","version":"7",'
+    b'"status":"new","paid":true,"amount":1.00e1}}'
+)
 TWICE = {
     "the same": (order("a", version=7, **PAID), order("b", version=7, **PAID)),
     "sent at another time": (
@@ -111,8 +115,7 @@ TWICE = {
     ),
     "another spelling of its numbers": (
         order("a", version=7, paid=True, amount=10),
-        b'{"id":"b","type":"order.updated","data":{"order_id":"ord_42",'
-        + b'"version":"7","status":"new","paid":true,"amount":1.00e1}}',
+        SPELLED,
     ),
     "with a note that we do not keep": (
         order("a", version=7, **PAID),
@@ -165,7 +168,8 @@ async def test_whoever_finds_out_first_there_is_one_charge(
     """Webhook under one id, webhook under another, listing, read: in each order."""
     ways = ("a", "b", "listing", "read")
     async with a_house(engine, tmp_path) as house:
-        for number, turn in enumerate(permutations(ways)):
+        turns = [turn for turn in permutations(ways) if turn.index("a") < turn.index("b")]
+        for number, turn in enumerate(turns):
             key = f"o{number}"
             seen = item(key, version=7, **PAID)
             house.got[key] = seen
@@ -180,7 +184,7 @@ async def test_whoever_finds_out_first_there_is_one_charge(
                         event = order(f"{way}{number}", key, version=7, **PAID)
                         assert await house.outcome(event) in {"applied", "late", "stale"}
         entries = await house.rows("select key, count(*) from outbox group by key")
-        assert {f"o{number}": 1 for number in range(24)} == dict(entries)
+        assert {f"o{number}": 1 for number in range(12)} == dict(entries)
 
 
 async def one_charge_one_receipt(house: House) -> None:
