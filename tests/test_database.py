@@ -496,6 +496,17 @@ async def test_a_server_for_tests_is_only_warned_of(database_url, cluster):
     await engine.dispose()
 
 
+async def test_another_order_of_letters_is_warned_of(engine, database_url):
+    """The system's libraries changed under the database: our keys do not care, the user's may."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "update pg_database set datcollversion = 'old' where datname = current_database()"
+        )
+    with capture_logs() as logs:
+        await database.check_collation(engine)
+    assert ["database.collation_changed"] == [line["event"] for line in logs]
+
+
 async def test_a_commit_without_its_standbys_word_is_not_believed(new_directory):
     """
     An administrator cancels the wait for a synchronous standby: PostgreSQL reports success
