@@ -12,6 +12,7 @@ from reconciler.expressions import CaseInsensitive, ExpressionError
 from reconciler.ledger import claims, corrections, deferred, fetches, guarding, history
 from reconciler.ledger.batch import Batch, Case, Result, drift_of, told_change
 from reconciler.ledger.causes import Cause
+from reconciler.ledger.claim_rows import claim_row
 from reconciler.ledger.claiming import claim_delivered
 from reconciler.ledger.corrections import Correction
 from reconciler.ledger.event import Event, Origin, Outcome
@@ -99,13 +100,13 @@ async def claim_found(connection: AsyncConnection, batch: Batch) -> None:
         return
     for case in found:
         name(case, own_id(case))
-    rows = {case.id: claims.claim_row(case.event, outcome=Outcome.APPLIED) for case in found}
+    rows = {case.id: claim_row(case.event, outcome=Outcome.APPLIED) for case in found}
     taken = await claims.claim(connection, [rows[id_] for id_ in sorted(rows)])
     again = [case for case in found if case.id not in taken]
     for case in again:
         name(case, f"{own_id(case)}:{uuid7()}")
     if again:
-        rows = {case.id: claims.claim_row(case.event, outcome=Outcome.APPLIED) for case in again}
+        rows = {case.id: claim_row(case.event, outcome=Outcome.APPLIED) for case in again}
         await claims.claim(connection, [rows[id_] for id_ in sorted(rows)])
     for case in found:
         case.claimed = True

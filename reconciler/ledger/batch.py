@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reconciler.exact_json import Json
-from reconciler.ledger import claims
 from reconciler.ledger.baselines import Baseline
 from reconciler.ledger.causes import Cause
+from reconciler.ledger.claim_rows import claim_row
 from reconciler.ledger.content import differences
 from reconciler.ledger.event import Change, Event, Observation, Origin, Outcome
 from reconciler.ledger.fetches import Request
@@ -86,6 +86,7 @@ class Case:
             kind = self.kind
             self._rule = KindRule(
                 has_get=kind.has_get,
+                gone_means_deleted=kind.gone_means_deleted,
                 observed=kind.observed,
                 declared=bool(kind.declared),
                 lag=self.sender.lag,
@@ -96,7 +97,7 @@ class Case:
     def claim(self) -> dict[str, Any]:
         """What the claim of a delivered event says; digesting its state once is enough."""
         if self._claim is None:
-            self._claim = claims.claim_row(self.event, outcome=self.outcome)
+            self._claim = claim_row(self.event, outcome=self.outcome)
         return self._claim
 
     def ask(self, reason: str, *, at_least: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Claims: the rows whose primary key lets an event happen once."""
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,10 +10,12 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Index,
+    Integer,
     PrimaryKeyConstraint,
     Table,
     Text,
     and_,
+    bindparam,
     delete,
     func,
     or_,
@@ -23,9 +25,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from reconciler import exact_json
 from reconciler.database import metadata
-from reconciler.ledger.event import Event, Outcome
+from reconciler.ledger.claim_rows import CLAIM_TYPES
+from reconciler.ledger.event import Outcome
 from reconciler.ledger.rowsets import (
     EVENT_ID,
     RESOURCE_ID,
@@ -74,38 +76,6 @@ async def claim(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) 
     return {(row.sender, row.event_id) for row in taken}
 
 
-def claim_row(event: Event, *, outcome: Outcome) -> dict[str, Any]:
-    """What the claim of *event* says."""
-    return {
-        "sender": event.sender,
-        "event_id": event.event_id,
-        "event_type": event.type,
-        "kind": event.kind,
-        "key": event.key,
-        "version": event.version,
-        "outcome": outcome.value,
-        "body_digest": body_digest(event),
-        "state_digest": state_digest(event),
-    }
-
-
-def fact_row(claim_: AnyRow) -> dict[str, Any]:
-    """A claim that is made already, as `claim_row` has it."""
-    return {name: getattr(claim_, name) for name in _CLAIM_TYPES}
-
-
-def body_digest(event: Event) -> str:
-    """SHA-256 of the delivery's exact bytes; of what was listed or read, for our own events."""
-    if event.raw:
-        return hashlib.sha256(event.raw).hexdigest()
-    return exact_json.digest(event.body)
-
-
-def state_digest(event: Event) -> str | None:
-    """Digest of what the event itself says of the resource; None where it says nothing."""
-    return None if event.state is None else exact_json.digest(event.state)
-
-
 async def digests(connection: AsyncConnection, ids: Collection[EventId]) -> dict[EventId, str]:
     """The body digests of those of *ids* that are claimed."""
     found = await connection.execute(_DIGESTS, {"rows": event_rows(ids)})
@@ -146,14 +116,29 @@ async def told_before(
 
 
 async def deferred(
-    connection: AsyncConnection, reads: Iterable[tuple[ResourceId, datetime]]
+    connection: AsyncConnection, reads: "Iterable[Telling]", *, limit: int
 ) -> Sequence[AnyRow]:
-    """The deferred claims about resources that were made before a time, oldest first, locked."""
+    """The deferred claims that *reads* have an answer for, the oldest first, locked."""
     rows = [
-        {"sender": sender, "kind": kind, "key": key, "before": moment_text(before)}
-        for (sender, kind, key), before in sorted(reads)
+        {
+            "sender": one.resource[0],
+            "kind": one.resource[1],
+            "key": one.resource[2],
+            "before": moment_text(one.before),
+            "up_to": one.up_to,
+        }
+        for one in reads
     ]
-    return (await connection.execute(_DEFERRED, {"rows": rows})).all()
+    return (await connection.execute(_DEFERRED, {"rows": rows, "limit": limit})).all()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What one read can say about events that waited for it."""
+
+    resource: ResourceId
+    before: datetime  #: events claimed before that time
+    up_to: int | None  #: that named no later version; None: whatever they named
 
 
 def is_deferred(sender: ColumnElement[str], event_id: ColumnElement[str]) -> ColumnElement[bool]:
@@ -234,13 +219,6 @@ async def list_claims(  # noqa: PLR0913 - filters
     return (await connection.execute(statement)).all()
 
 
-async def count_outcomes(connection: AsyncConnection) -> dict[tuple[str, str], int]:
-    """How many claims there are by (sender, outcome)."""
-    counted = select(_claims.sender, _claims.outcome, func.count())
-    found = await connection.execute(counted.group_by(_claims.sender, _claims.outcome))
-    return {(sender, outcome): count for sender, outcome, count in found}
-
-
 async def last_delivery_at(connection: AsyncConnection, sender: str) -> datetime | None:
     """When an event delivered by *sender* was claimed last."""
     statement = select(_claims.processed_at).where(_claims.sender == sender, _is_delivered)
@@ -249,20 +227,10 @@ async def last_delivery_at(connection: AsyncConnection, sender: str) -> datetime
 
 _is_delivered = and_(*(~_claims.event_id.startswith(prefix) for prefix in OWN_PREFIXES))
 
-_CLAIM_TYPES = {
-    **EVENT_ID,
-    "event_type": Text(),
-    "kind": C,
-    "key": C,
-    "version": BigInteger(),
-    "outcome": Text(),
-    "body_digest": Text(),
-    "state_digest": Text(),
-}
-_given = record_set("given", _CLAIM_TYPES).c
+_given = record_set("given", CLAIM_TYPES).c
 _CLAIM = (
     insert(processed_events)
-    .from_select(list(_CLAIM_TYPES), select(*_given).order_by(_given.sender, _given.event_id))
+    .from_select(list(CLAIM_TYPES), select(*_given).order_by(_given.sender, _given.event_id))
     .on_conflict_do_nothing(index_elements=["sender", "event_id"])
     .returning(_claims.sender, _claims.event_id)
 )
@@ -273,11 +241,11 @@ _DIGESTS = select(_claims.sender, _claims.event_id, _claims.body_digest).where(_
 _SET_OUTCOMES = update(processed_events).where(_is_asked).values(outcome=_asked.outcome)
 _UNCLAIM = delete(processed_events).where(_is_asked)
 
-_fact = record_set("fact", {**_CLAIM_TYPES, "until": Time}).c
+_fact = record_set("fact", {**CLAIM_TYPES, "until": Time}).c
 _own = record_set("own", EVENT_ID, parameter="own").c
 _is_own = and_(_own.sender == _claims.sender, _own.event_id == _claims.event_id)
-_TOLD_BEFORE = (
-    select(_fact.sender, _fact.event_id)
+_told = (
+    select(_claims.event_id)
     .where(_claims.sender == _fact.sender, _claims.kind == _fact.kind)
     .where(_claims.key == _fact.key, _claims.event_type == _fact.event_type)
     .where(_claims.version == _fact.version, _is_delivered)
@@ -285,12 +253,15 @@ _TOLD_BEFORE = (
     .where(or_(_fact.until.is_(None), _claims.processed_at <= _fact.until))
     .where(~select(_own.sender).where(_is_own).exists())
 )
+_TOLD_BEFORE = select(_fact.sender, _fact.event_id).where(_told.exists())
 
-_read = record_set("read", {**RESOURCE_ID, "before": Time}).c
+_read = record_set("read", {**RESOURCE_ID, "before": Time, "up_to": BigInteger()}).c
 _DEFERRED = (
     select(processed_events)
     .where(_claims.sender == _read.sender, _claims.kind == _read.kind, _claims.key == _read.key)
     .where(_claims.outcome == Outcome.DEFERRED.value, _claims.processed_at < _read.before)
+    .where(or_(_claims.version.is_(None), _read.up_to.is_(None), _claims.version <= _read.up_to))
     .order_by(_claims.processed_at, _claims.sender, _claims.event_id)
+    .limit(bindparam("limit", type_=Integer()))
     .with_for_update(of=processed_events)
 )

@@ -13,12 +13,16 @@ from reconciler.ledger import bodies, claims, fetches, history, quarantine
 from reconciler.ledger.batch import Batch, Case
 from reconciler.ledger.bodies import Body
 from reconciler.ledger.causes import Cause
+from reconciler.ledger.claim_rows import fact_row
+from reconciler.ledger.claims import Telling
 from reconciler.ledger.event import Event, Origin, Outcome
 from reconciler.ledger.fetches import Answer
 from reconciler.ledger.guard import Held
 from reconciler.ledger.guarding import raised, reacts
 from reconciler.ledger.locked import Locked
 from reconciler.ledger.rowsets import AnyRow, EventId, ResourceId, moment_text
+
+AT_ONCE = 1000  #: deferred events of one transaction; what is left asks for another read
 
 log = structlog.get_logger()
 
@@ -43,11 +47,15 @@ async def settle(connection: AsyncConnection, batch: Batch, locked: Locked) -> N
         connection, [answer_of(case) for case in reads.values() if not settles(case)]
     )
     telling = {resource: case for resource, case in reads.items() if settles(case) or writes(case)}
-    before = [(resource, started(case)) for resource, case in telling.items()]
-    waiting = await claims.deferred(connection, before) if before else ()
-    due = [row for row in waiting if is_due(row, locked.now[resource_of(row)], telling)]
+    if not telling:
+        return
+    answers = [telling_of(case, locked.now[resource]) for resource, case in telling.items()]
+    due = await claims.deferred(connection, answers, limit=AT_ONCE)
     if due:
         await count(connection, batch, locked, telling, due)
+    if len(due) == AT_ONCE:
+        for case in telling.values():
+            case.ask("more events wait for it")
 
 
 async def count(
@@ -97,7 +105,7 @@ async def told_twice(connection: AsyncConnection, due: Sequence[AnyRow]) -> set[
         if fact in told:
             twice.add((row.sender, row.event_id))
         told.add(fact)
-        rows.append({**claims.fact_row(row), "until": moment_text(row.processed_at)})
+        rows.append({**fact_row(row), "until": moment_text(row.processed_at)})
     own = [(row.sender, row.event_id) for row in due]
     return twice | await claims.told_before(connection, rows, own=own)
 
@@ -152,11 +160,12 @@ def answer_of(case: Case) -> Answer:
     )
 
 
-def is_due(row: AnyRow, held: Held, telling: Mapping[ResourceId, Case]) -> bool:
-    """Whether what is held now is no older than what the deferred event named."""
-    gone = held.version is None or held.deleted
-    observed = telling[resource_of(row)].rule.observed
-    return gone or observed or row.version is None or row.version <= (held.version or 0)
+def telling_of(case: Case, held: Held) -> Telling:
+    """What a read can say: about events that named no later version than is held now."""
+    anything = held.version is None or held.deleted or case.rule.observed
+    return Telling(
+        resource=case.resource, before=started(case), up_to=None if anything else held.version
+    )
 
 
 def resource_of(row: AnyRow) -> ResourceId:

@@ -27,6 +27,7 @@ class KindRule:
     """What the guard has to know of a kind."""
 
     has_get: bool
+    gone_means_deleted: bool = False  #: what 404 and 410 of its `get` mean
     observed: bool = False  #: the sender has no versions: the start of a read is one
     declared: bool = True  #: the kind names its fields
     lag: timedelta = timedelta(0)  #: how far the sender's `get` may be behind
@@ -108,7 +109,15 @@ def _delivered(
         return replace(_newer(held, event, seen, rule), fact=True)
     if twice or seen.version < held.version:
         return Decision(outcome=Outcome.STALE, held=held, fact=not twice, stale=True)
+    return _at_our_version(held, event, seen, rule)
 
+
+def _at_our_version(held: Held, event: Event, seen: Observation, rule: KindRule) -> Decision:
+    if seen.deleted and not held.deleted and not (rule.has_get and rule.gone_means_deleted):
+        # The sender says that it is deleted, and no read could ever say so: believe it. Should
+        # it have been made again since, at the same version, a read that finds it revives it.
+        written = replace(_newer(held, event, seen, rule), fact=True, same_version=True)
+        return replace(written, request="deleted at our version" if rule.has_get else None)
     if seen.deleted or held.deleted:
         other = seen.deleted != held.deleted
     else:

@@ -134,6 +134,24 @@ async def test_the_same_thin_fact_twice_counts_once(shop: Shop) -> None:
     assert [] == await shop.rows("select * from processed_events where outcome = 'deferred'")
 
 
+async def test_many_waiting_events_are_counted_some_at_a_time(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P16: what does not fit into one transaction asks for another read, until all have counted."""
+    monkeypatch.setattr("reconciler.ledger.deferred.AT_ONCE", 3)
+    await shop.takes(*(shop.event("order.reported", n) for n in range(1, 8)))
+    beyond = shop.event("order.reported", 99)
+    await shop.take(beyond)
+    counted = []
+    for _ in range(3):
+        await shop.take(shop.read(7, started=await shop.now(), **PAID))
+        counted.append(len(await reports(shop)))
+        assert ["ord_42"] == await shop.requested()
+
+    assert [3, 6, 7] == counted
+    assert "deferred" == await shop.outcome(beyond)
+
+
 async def test_events_without_a_version_each_count(engine: AsyncEngine) -> None:
     """Nothing says that they tell of one change."""
     shop = await Shop.open(engine, SHOP + LIST + GET + CAPTURE + RECEIPT + STATUS)

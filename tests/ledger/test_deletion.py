@@ -146,6 +146,26 @@ async def test_a_deletion_at_the_version_of_a_live_row_is_a_tie(shop: Shop) -> N
     assert (5, True, "new") == await held(shop)
 
 
+@pytest.mark.parametrize("get", ["", GET.replace('absent = "deleted"', "")], ids=["none", "unsaid"])
+async def test_a_deletion_at_our_version_that_no_read_could_confirm(
+    engine: AsyncEngine, get: str
+) -> None:
+    """
+    No `get`, or one whose 404 says nothing: the sender's own word is all there will ever be. Where
+    there is a `get`, it is asked all the same, and whoever it finds alive is revived.
+    """
+    shop = await Shop.open(engine, SHOP + LIST + get + CAPTURE)
+    await shop.take(shop.event(version=5, status="new"))
+    deleted = await shop.take(shop.event("order.deleted", 5))
+
+    assert (Outcome.APPLIED, Change.DELETED) == (deleted.outcome, deleted.change)
+    assert (5, True, "new") == await held(shop)
+    if get:
+        assert ["ord_42"] == await shop.requested()
+        back = await shop.take(shop.read(5, started=await shop.now(), status="new"))
+        assert Change.REVIVED == back.change
+
+
 async def test_the_same_deletion_twice(shop: Shop) -> None:
     """Two subscriptions tell of one deletion (C35)."""
     await shop.take(shop.event(version=4, status="new"))
