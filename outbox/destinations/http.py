@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import httpx
 
@@ -85,7 +84,7 @@ class HttpDestination:
         """
         call = _Call(limit=JUDGED_BODY_LIMIT if self.judges_bodies else BODY_LIMIT)
         try:
-            outgoing = self._build(request, timeout=timeout, call=call)
+            outgoing = self._build(request, timeout=timeout)
         except (ValueError, TypeError, httpx.InvalidURL) as error:
             return Failure(
                 kind=Sent.NOT_SENT, reason=f"no request can be made: {type(error).__name__}"
@@ -129,7 +128,7 @@ class HttpDestination:
             ),
         )
 
-    def _build(self, request: Request, *, timeout: timedelta, call: "_Call") -> httpx.Request:
+    def _build(self, request: Request, *, timeout: timedelta) -> httpx.Request:
         """*request* with host, key and credentials. Raises ValueError where it cannot be sent."""
         base = httpx.URL(self.base_url)
         prefix = base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
@@ -150,7 +149,7 @@ class HttpDestination:
             request.method,
             base,
             headers=[
-                (name.encode("ascii"), value.encode("latin-1"))
+                (name.encode("ascii"), value.strip(" \t").encode("latin-1"))
                 for name, value in headers.items()
                 if name not in OURS
             ],
@@ -161,13 +160,12 @@ class HttpDestination:
                 "timeout": {
                     # Two steps, TCP and TLS: both must have given up by themselves before the
                     # time for the whole call is over. Cut off from outside, a handshake would
-                    # leave its socket open.
+                    # leave its socket open, and nobody would know that nothing was sent.
                     "connect": seconds / 2.1,
                     "read": seconds,
                     "write": seconds,
                     "pool": seconds,
                 },
-                "trace": call.trace,
             },
         )
 
@@ -177,8 +175,6 @@ class _Call:
     """How far one call has come."""
 
     limit: int
-    connecting: bool = False
-    sending: bool = False
     status: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
     body: bytearray = field(default_factory=bytearray)
@@ -198,19 +194,10 @@ class _Call:
             await response.aclose()
             self.complete = True
 
-    async def trace(self, event: str, _: Mapping[str, Any]) -> None:
-        if event.startswith("connection.") and event.endswith(".started"):
-            self.connecting = True
-        elif event == "http11.send_request_headers.started":
-            self.sending = True
-
     def ended(self, without_answer: str) -> Answer | Failure:
         """What came of the call; *without_answer* says what ended it if nothing was answered."""
         if self.status is None:
-            # Only what is known never to have begun is `not sent`; a doubt is `maybe`.
-            certain = self.connecting and not self.sending
-            kind = Sent.NOT_SENT if certain else Sent.MAYBE_SENT
-            return Failure(kind=kind, reason=without_answer)
+            return Failure(kind=Sent.MAYBE_SENT, reason=without_answer)
         body = _inflated(bytes(self.body), self.headers, limit=self.limit)
         return Answer(
             status=self.status,

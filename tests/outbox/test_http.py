@@ -256,6 +256,22 @@ async def test_calls_that_are_cut_off_leave_no_slot_behind(pretend, world):
         assert isinstance(await channel.send(a_request(), timeout=SOON), Answer)
 
 
+@pytest.mark.parametrize("how", ["breaks_off", "floods", "drips", "hangs", "resets"])
+async def test_a_call_that_ended_badly_does_not_spoil_the_next(pretend, world, how):
+    pretend.behave = in_turn(Answers(), Misbehaves(how), Answers())
+    channel = world.channel()
+    await channel.send(a_request(), timeout=SOON)
+    await channel.send(a_request(), timeout=timedelta(milliseconds=500))
+    answer = await channel.send(a_request(), timeout=SOON)
+    assert isinstance(answer, Answer)
+    assert (200, b"{}", True) == (answer.status, answer.body, answer.complete)
+
+
+async def test_spaces_around_a_header_value_are_not_part_of_it(pretend, world):
+    await world.channel().send(a_request(headers={"X-A": "\t a b "}), timeout=SOON)
+    assert "a b" == pretend.calls[0].headers["x-a"]
+
+
 async def test_closing_lets_go_of_what_was_kept(pretend):
     channel = HttpDestination(base_url=pretend.url, key_header=None, concurrency=1)
     await channel.send(a_request(), timeout=SOON)

@@ -96,6 +96,32 @@ async def test_a_mark_that_fails_is_made_later_and_nothing_is_leased_meanwhile(
     assert (1, 1) == (told["relay.marks_failed"], told["relay.marks_resumed"])
 
 
+async def test_nothing_is_leased_while_only_the_marks_fail(world, pretend, database_url):
+    """C91: leases go through, marks do not. Few calls, not one after the other."""
+    world.set(concurrency=1)
+
+    def rename(old, new):
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(f"alter table reconciler.{old} rename to {new}")
+
+    def behave(number, _call):
+        if number == 1:
+            rename("outbox_attempts", "elsewhere")
+        return Answers()
+
+    pretend.behave = behave
+    await world.enqueue(*(an_entry(n) for n in range(20)))
+    with capture_logs() as logs:
+        async with world.running() as running:
+            await world.until(lambda: any(x["event"] == "relay.marks_failed" for x in logs))
+            turns, calls = running.turns, len(pretend.calls)
+            await world.until(lambda: running.turns > turns + 4)
+            assert len(pretend.calls) <= calls + 1
+            rename("elsewhere", "outbox_attempts")
+            await world.until(lambda: delivered(world, 20))
+    assert {1} == set(Counter(pretend.keys).values())
+
+
 async def test_a_stop_during_an_outage_ends_with_the_marks(world, pretend, outage):
     pretend.behave = in_turn(Misbehaves("answers_late"))
     await world.enqueue(an_entry())
