@@ -8,7 +8,8 @@ import structlog
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from outbox.leasing import Leased, release
+from outbox.leasing import Leased
+from outbox.releasing import release
 from outbox.settling import Mark, settle
 
 log = structlog.get_logger()

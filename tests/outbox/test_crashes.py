@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from outbox.entry import State, Verdict
-from outbox.leasing import Wanted, lease, release
+from outbox.leasing import Wanted, lease
+from outbox.releasing import release
 from outbox.settling import Mark, settle
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
 from tests.outbox.world import Crash, an_entry, crash_at
