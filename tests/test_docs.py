@@ -8,13 +8,14 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
 import pytest
 
 from outbox.entry import State, Verdict
-from reconciler.cli import main
+from reconciler.cli import COMMANDS, main
 from reconciler.ledger.event import Outcome
 from reconciler.ledger.guard import DriftKind
 from reconciler.polling.slots import Mode
@@ -120,9 +121,9 @@ def shown() -> Iterator[tuple[str, str]]:
         for _, body in blocks(text, *SHELL):
             for line in re.split(r"\n|&&|\|", body):
                 words = line.split()
-                at = next((n for n, word in enumerate(words) if is_ours(word)), None)
-                if at is not None and len(words) > at + 1:
-                    yield path.name, " ".join(["reconciler", *words[at + 1 :]])
+                for at, (word, following) in enumerate(pairwise(words)):
+                    if is_ours(word) and following in COMMANDS:
+                        yield path.name, " ".join(["reconciler", *words[at + 1 :]])
         for span in SPAN.findall(FENCED.sub("", text)):
             yield path.name, span
 
@@ -178,6 +179,8 @@ async def test_every_command_that_the_pages_show_runs(tmp_path: Path, database_u
         files = await files_for(world)
         for line in runnable():
             words = [files.get(word, word) for word in shlex.split(line)[1:]]
+            if words[0] == "sql":
+                words[1] = files["SCRIPT"]
             exit_code, out, err = await world.command(*words)
             assert (0, line) == (exit_code, line), out + err
 
