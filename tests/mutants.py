@@ -142,9 +142,9 @@ MUTANTS = (
     ),
     Mutant(
         promise="P14",
-        file="reconciler/polling/absence.py",
-        before="if absent_too_many(absent=len(absent), held=held, percent=percent):",
-        after="if False:",
+        file="reconciler/polling/drift.py",
+        before="return absent > few and absent * 100 > held * percent",
+        after="return False",
         story="tests/stories/test_p13_p14_scans.py::"
         "test_p14_a_listing_that_is_empty_all_at_once_deletes_nothing",
     ),

@@ -26,7 +26,7 @@ async def test_p04_versions_only_grow_whatever_the_order_and_whoever_writes(tmp_
     in the order in which they were made: each order's versions rise, and end at the newest.
     """
     async with a_world(tmp_path, database_url, configuration=CONFIGURATION + HISTORY) as world:
-        await world.rows("create table seen (n bigserial, id text, version bigint)")
+        await world.rows("create table public.seen (n bigserial, id text, version bigint)")
         events = [
             order_event(f"evt_{key}_{n}", world.sender.sets(f"ord_{key}", status=f"status {n}"))
             for n in range(15)

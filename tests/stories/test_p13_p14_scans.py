@@ -9,12 +9,12 @@ from tests.world import World, eventually
 
 pytestmark = pytest.mark.anyio
 
-ORDERS = 12
+ORDERS = 24  # so many that all of them missing is more than a few
 EVERY = [f"ord_{number:02}" for number in range(ORDERS)]
 
 
 def many_orders(world: World) -> None:
-    world.sender.page_size = 3
+    world.sender.page_size = 6
     for number, key in enumerate(EVERY):
         world.sender.sets(key, age=7200 - 60 * number, status="paid", paid=True)
 
@@ -35,7 +35,7 @@ async def test_p13_a_scan_killed_between_two_pages_goes_on_where_it_was(world: W
     asked = asyncio.Event()
 
     async def hangs_at_the_third(request: Request) -> None:
-        if request.query.get("cursor") == "6":
+        if request.query.get("cursor") == "12":
             asked.set()
             await asyncio.Event().wait()
 
@@ -44,14 +44,14 @@ async def test_p13_a_scan_killed_between_two_pages_goes_on_where_it_was(world: W
     await asyncio.wait_for(asked.wait(), 20)
     daemon.process.kill()
     await daemon.dies()
-    assert 6 == await world.value("select count(*) from reconciler.resources")
-    assert ["", "3", "6"] == world.sender.pages
+    assert 12 == await world.value("select count(*) from reconciler.resources")
+    assert ["", "6", "12"] == world.sender.pages
 
     world.sender.before = None
     world.sender.requests.clear()
     async with world.serving():
         await all_held(world)
-    assert ["6", "9"] == world.sender.pages[:2]
+    assert ["12", "18"] == world.sender.pages[:2]
 
 
 @pytest.mark.parametrize(

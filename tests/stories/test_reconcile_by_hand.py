@@ -132,6 +132,16 @@ def results(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [(item["key"], item["result"]) for item in document["items"]]
 
 
+async def test_a_first_run_by_hand_moves_the_watermark_without_a_daemon(world: World):
+    """Nothing ever ran here: the full run says how far it was complete, the next goes on there."""
+    newest = world.sender.sets("ord_1", age=3600, status="created")["updated_at"]
+    for mode in ("full", "incremental"):
+        (scan,) = (await world.document("reconcile", "shop", "order"))["scans"]
+        assert mode == scan["mode"]
+        status = await world.document("status")
+        assert newest == status["senders"]["shop"]["kinds"]["order"]["watermark"]
+
+
 async def test_what_the_sender_does_not_have_or_says_is_gone(world: World):
     """A tombstone for what we held and the sender answers 404 about; a second run is as calm."""
     async with behind(world, daemon=True):
