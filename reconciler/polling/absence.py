@@ -33,7 +33,7 @@ async def find_absent(
     while True:
         keys = await transact(engine, _page_after(source, after, before=pass_started))
         absent += [key for key in keys if key not in seen]
-        if absent_too_many(absent=len(absent), held=held, percent=percent):
+        if absent_too_many(absent=len(absent), held=held, listed=len(seen), percent=percent):
             raise MassChangeError(
                 f"mass_change: at least {len(absent)} of our {held} are not listed any more"
                 f" (max_absent = {percent} percent): taken for an outage, nothing was deleted"

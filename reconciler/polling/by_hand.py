@@ -22,8 +22,9 @@ async def reconcile_kind(order: Order, *, full: bool = False) -> ScanReport:
     """
     Scan as *order* says, but for its mode: incremental once the baseline is complete, else full.
 
-    Reads that the scan asks for are done here. `order.note` takes every item that is not in
-    sync. Before the baseline a whole kind fires nothing: that takes naming one resource.
+    Reads that the scan asks for are done here. `order.note` takes every listed item that is not
+    in sync, and then every one that was read. Before the baseline a whole kind fires nothing: that
+    takes naming one resource.
 
     Raises BusyError while another run holds the slot.
     """
@@ -70,7 +71,7 @@ async def _read(order: Order, report: ScanReport, keys: Iterator[str]) -> None:
             run_id=report.run_id,
         )
         _count(report, item)
-        if order.note is not None and item["result"] != Fate.IN_SYNC:
+        if order.note is not None:
             order.note(item)
 
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 from reconciler.ledger.drifts import Found
 
 SECOND = 1_000_000_000
+MISSED_BY_SOME = 20  #: rows that may always be missing from a listing
+MISSED_BY_ALL = 3  #: and from an empty one
 
 
 class Step(StrEnum):
@@ -68,13 +70,15 @@ def next_step(
             return Step.READ if found is Found.BURIED and readable else Step.CORRECT
 
 
-def absent_too_many(*, absent: int, held: int, percent: int) -> bool:
+def absent_too_many(*, absent: int, held: int, listed: int, percent: int) -> bool:
     """
     Whether so many of our rows are missing that an outage is likelier than their deletion.
 
-    A few (up to 20) never stop a scan: each is confirmed by a read of its own anyway.
+    A few never stop a scan: each is confirmed by a read of its own anyway. But a listing with
+    nothing at all in it is suspected sooner. *percent* 100 suspects nothing.
     """
-    return absent > 20 and absent * 100 > held * percent
+    few = MISSED_BY_ALL if listed == 0 else MISSED_BY_SOME
+    return absent > few and absent * 100 > held * percent
 
 
 def nanoseconds(moment: datetime) -> int:

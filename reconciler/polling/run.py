@@ -35,7 +35,7 @@ class Order:
     by_person: bool = False  #: ignores grace
     dry_run: bool = False  #: every page's transaction is rolled back; no slot is taken
     only_when_due: bool = False  #: another run may have done it since it was ordered
-    note: Note | None = None  #: takes each item that is not in sync
+    note: Note | None = None  #: takes each item that is not in sync, or was read by hand
     progress: Callable[[], None] | None = None  #: told of every page
     draw: Callable[[], float] = random.random
 

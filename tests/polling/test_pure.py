@@ -191,12 +191,23 @@ def test_only_a_read_settles_a_conflict_or_revives():
     assert Step.CORRECT == decide(Found.BURIED, changed_at=0, readable=False)
 
 
+def braked(absent: int, held: int, *, listed: int = 1, percent: int = 5) -> bool:
+    return absent_too_many(absent=absent, held=held, listed=listed, percent=percent)
+
+
 def test_the_mass_change_brake():
     """A few may always be missing, more only up to the declared percentage."""
-    assert not absent_too_many(absent=20, held=20, percent=5)
-    assert absent_too_many(absent=21, held=100, percent=5)
-    assert not absent_too_many(absent=50, held=1000, percent=5)
-    assert absent_too_many(absent=51, held=1000, percent=5)
+    assert not braked(20, 20)
+    assert braked(21, 100)
+    assert not braked(50, 1000)
+    assert braked(51, 1000)
+
+
+def test_an_empty_listing_is_suspected_sooner():
+    """Three resources may all be gone; of ten it is likelier that the listing is broken."""
+    assert not braked(3, 3, listed=0)
+    assert braked(4, 4, listed=0)
+    assert not braked(400, 400, listed=0, percent=100)
 
 
 def test_seen_keys_are_found_again():
