@@ -10,7 +10,9 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Double,
+    FromClause,
     Integer,
+    Lateral,
     Row,
     Update,
     and_,
@@ -191,29 +193,7 @@ def _lease_statement() -> Update:
             "upto_due_at": Time,
         },
     )
-    place = tuple_(outbox.c.redriven, outbox.c.due_at)
-    due = (
-        select(
-            outbox.c.id,
-            outbox.c.idempotent,
-            outbox.c.attempts,
-            outbox.c.call_open,
-            outbox.c.due_at,
-            outbox.c.first_attempt_at,
-        )
-        .where(
-            outbox.c.destination == wanted.c.destination,
-            outbox.c.state == PENDING,
-            outbox.c.due_at <= func.now(),
-            place > tuple_(wanted.c.after_redriven, wanted.c.after_due_at),
-            place <= tuple_(wanted.c.upto_redriven, wanted.c.upto_due_at),
-            or_(~outbox.c.ordered, ~waits_for_another(wanted)),
-        )
-        .order_by(outbox.c.redriven, outbox.c.due_at)
-        .limit(wanted.c.free)
-        .with_for_update(skip_locked=True)
-        .lateral("due")
-    )
+    due = _due(wanted)
     state, reason = _fate(due.c, wanted.c)
     # Materialized: run a second time, it would lock other rows than the first.
     picked = (
@@ -246,6 +226,33 @@ def _lease_statement() -> Update:
             held.first_attempt_at.is_not(None).label("was_maybe_sent"),
             LETS_GO.label("lets_go"),
         )
+    )
+
+
+def _due(wanted: FromClause) -> Lateral:
+    """The first entries that may go now, as many as are *wanted* of each destination, locked."""
+    place = tuple_(outbox.c.redriven, outbox.c.due_at)
+    return (
+        select(
+            outbox.c.id,
+            outbox.c.idempotent,
+            outbox.c.attempts,
+            outbox.c.call_open,
+            outbox.c.due_at,
+            outbox.c.first_attempt_at,
+        )
+        .where(
+            outbox.c.destination == wanted.c.destination,
+            outbox.c.state == PENDING,
+            outbox.c.due_at <= func.now(),
+            place > tuple_(wanted.c.after_redriven, wanted.c.after_due_at),
+            place <= tuple_(wanted.c.upto_redriven, wanted.c.upto_due_at),
+            or_(~outbox.c.ordered, ~waits_for_another(wanted)),
+        )
+        .order_by(outbox.c.redriven, outbox.c.due_at)
+        .limit(wanted.c.free)
+        .with_for_update(skip_locked=True)
+        .lateral("due")
     )
 
 
