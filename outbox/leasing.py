@@ -12,7 +12,6 @@ from sqlalchemy import (
     Double,
     FromClause,
     Integer,
-    Lateral,
     Row,
     Update,
     and_,
@@ -27,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy.sql.selectable import LateralFromClause
 
 from outbox.entry import State
 from outbox.lanes import waits_for_another
@@ -229,7 +229,7 @@ def _lease_statement() -> Update:
     )
 
 
-def _due(wanted: FromClause) -> Lateral:
+def _due(wanted: FromClause) -> LateralFromClause:
     """The first entries that may go now, as many as are *wanted* of each destination, locked."""
     place = tuple_(outbox.c.redriven, outbox.c.due_at)
     return (
