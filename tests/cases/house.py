@@ -127,6 +127,13 @@ class House:
         """Let a relay make the calls that are due."""
         return await relay.run_once(self.engine, self.assembly.destinations, POLICY)
 
+    async def close(self) -> None:
+        """Let go of the connections to the sender and to the destination."""
+        for api in self.assembly.apis.values():
+            await api.aclose()
+        for destination in self.assembly.destinations.values():
+            await destination.channel.close()
+
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         async with self.engine.connect() as connection:
             await connection.execute(text("set search_path to reconciler, public"))
@@ -176,10 +183,7 @@ async def a_house(
             try:
                 yield house
             finally:
-                for api in assembly.apis.values():
-                    await api.aclose()
-                for destination in assembly.destinations.values():
-                    await destination.channel.close()
+                await house.close()
 
 
 def as_bytes(document: object) -> bytes:
