@@ -35,15 +35,15 @@ class Mutant:
 CLAIM = Mutant(
     promise="P1",
     file="reconciler/ledger/claiming.py",
-    before="taken = await claims.claim(connection, rows) if rows else set()",
+    before="taken = await claims.claim(connection, [wanted[id_].claim for id_ in sorted(wanted)])",
     after="taken = set(wanted)",
     story="tests/stories/test_p01_claim.py",
 )
 GUARD = Mutant(
     promise="P4",
     file="reconciler/ledger/guard.py",
-    before="if held.version is None or seen.version > held.version:",
-    after="if held.version is None or seen.version != held.version:",
+    before="if held.version is None or seen.version > held.version:\n        if held.deleted",
+    after="if held.version is None or seen.version != held.version:\n        if held.deleted",
     story="tests/stories/test_p04_p05_versions.py::"
     "test_p04_versions_only_grow_whatever_the_order_and_whoever_writes",
 )

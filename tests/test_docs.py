@@ -20,6 +20,7 @@ from reconciler.ledger.event import Outcome
 from reconciler.ledger.guard import DriftKind
 from reconciler.polling.slots import Mode
 from reconciler.web.metrics import Metrics
+from tests.mutants import MUTANTS, place_of
 from tests.world import World, a_world, order_event
 
 ROOT = Path(__file__).parent.parent
@@ -337,12 +338,14 @@ def test_every_promise_names_a_test_that_exists_or_says_not_yet():
 
 
 def test_every_mutation_is_listed_with_its_promise():
-    """The page's table of mutations is the one that `python -m tests.mutants` runs."""
-    from tests.mutants import MUTANTS
-
+    """The page's table is the one that `python -m tests.mutants` runs, and that can be made."""
     rows = table(page("promises.md"), "## What each story catches")
     said = [(row[0], *code(row[1]), *code(row[3])) for row in rows]
     assert [(one.promise, one.file, one.story) for one in MUTANTS] == said
+    for one in MUTANTS:
+        assert exists(one.story), one.story
+        text = (place_of(one.file.split("/")[0]) / one.file.partition("/")[2]).read_text()
+        assert 1 == text.count(one.before), f"{one.file} has changed: see tests/mutants.py"
 
 
 def exists(name: str) -> bool:
