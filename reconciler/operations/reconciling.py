@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.database import uuid7
 from reconciler.errors import NeedsDecisionError, UsageError
 from reconciler.ledger import baselines
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.opening import give_birthdays
+from reconciler.polling.by_hand import reconcile_kind
 from reconciler.polling.report import Fate, Item, ScanReport
 from reconciler.polling.run import Order
-from reconciler.polling.scan import run_scan
 from reconciler.polling.single import reconcile_one
 from reconciler.polling.slots import Mode
 from reconciler.polling.sources import Source, source_of
@@ -86,7 +86,7 @@ async def reconcile(  # noqa: PLR0913 - what a person may say
         done.items.append(item)
         return done
     for source in sources:
-        await reconcile_kind(engine, assembly, source, done=done, full=full)
+        await _reconcile_kind(engine, assembly, source, done=done, full=full)
     return done
 
 
@@ -114,53 +114,30 @@ def chosen(
     return listed
 
 
-async def reconcile_kind(
+async def _reconcile_kind(
     engine: AsyncEngine, assembly: Assembly, source: Source, *, done: Reconciled, full: bool
 ) -> None:
-    """Run one scan of a kind, then the reads that it asked for."""
-    whole = full or Mode.INCREMENTAL not in source.modes
-    whole = whole or not await baseline_complete(engine, source)
+    """Run one scan of a kind, and the reads that it asked for; keep what was not in sync."""
     found: dict[str, Item] = {}
-    report = await run_scan(
-        Order(
-            engine=engine,
-            rules=assembly.rules,
-            api=assembly.apis[source.sender],
-            source=source,
-            policy=assembly.loaded.settings.polling,
-            mode=Mode.FULL if whole else Mode.INCREMENTAL,
-            by_person=True,
-            dry_run=done.dry_run,
-            note=lambda item: found.__setitem__(str(item["key"]), item),
-        )
-    )
-    assert report is not None, "a run by hand does not ask whether it is due"
-    done.scans.append(report)
-    for key in dict.fromkeys(report.asked_keys):
-        item = await reconcile_one(
-            engine,
-            assembly.rules,
-            assembly.apis[source.sender],
-            source,
-            key,
-            dry_run=done.dry_run,
-            by_person=False,
-            run_id=done.run_id,
-        )
-        if item["result"] == Fate.IN_SYNC:
-            found.pop(key, None)
+
+    def note(item: Item) -> None:
+        if item["result"] == Fate.IN_SYNC:  # a read has settled what the listing had doubts about
+            found.pop(str(item["key"]), None)
         else:
-            found[key] = item
+            found[str(item["key"])] = item
+
+    order = Order(
+        engine=engine,
+        rules=assembly.rules,
+        api=assembly.apis[source.sender],
+        source=source,
+        policy=assembly.loaded.settings.polling,
+        mode=Mode.FULL,
+        dry_run=done.dry_run,
+        note=note,
+    )
+    done.scans.append(await reconcile_kind(order, full=full))
     done.items += found.values()
-
-
-async def baseline_complete(engine: AsyncEngine, source: Source) -> bool:
-    async def look(connection: AsyncConnection) -> bool:
-        states = await baselines.states(connection, [(source.sender, source.kind)])
-        baseline = states.get((source.sender, source.kind))
-        return baseline is not None and baseline.completed_at is not None
-
-    return await transact(engine, look)
 
 
 async def accept_baseline(
