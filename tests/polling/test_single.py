@@ -142,6 +142,27 @@ async def test_a_tie_is_settled_by_a_read(engine):
             assert "in_sync" == (await world.reconcile("ord_42"))["result"]
 
 
+async def test_a_read_that_a_webhook_overtook_is_made_again(engine):
+    """Our row is written while the answer comes: that read settles nothing, the next does."""
+    async with a_world(engine) as world:
+        order = world.shop.put("ord_42", version=2, status="open")
+        answer, overtaken = world.shop.answer, iter([True])
+
+        async def meanwhile(request):
+            reply = await answer(request)
+            if next(overtaken, False):
+                await world.webhook(order)
+            return reply
+
+        world.shop.put("ord_42", version=2, status="paid")
+        world.shop.answer = meanwhile
+        async with a_world(engine, shop=world.shop) as busy:
+            item = await busy.reconcile("ord_42")
+
+        assert ("corrected", "conflict") == (item["result"], item["drift"])
+        assert "paid" == await world.value("select state ->> 'status' from reconciler.resources")
+
+
 @pytest.mark.parametrize(
     "reply",
     [
