@@ -1,15 +1,16 @@
 """The daemon's look at its database: prepared once, then asked every second whether P2 holds."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import migrate
-from reconciler.database import check_durable
+from reconciler.database import check_collation, check_durable, clock_skew
 from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.ledger import baselines, user_sql
 from reconciler.lifecycle import Progress, pause
@@ -21,6 +22,7 @@ log = structlog.get_logger()
 
 LOOK_EVERY = timedelta(seconds=1)
 FIRST_LOOK = 4.0  #: seconds that a start waits for the database before it is ready without it
+CLOCKS_APART = timedelta(seconds=30)  #: a tenth of the usual tolerance of a signature's age
 LOOP_BOUND = timedelta(seconds=60)  #: a loop that has not moved for so long is stalled
 
 
@@ -34,6 +36,7 @@ class DatabaseWatch:
 
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     away: str | None = "the database has not been looked at yet"
+    clocks_apart: bool = False
     in_baseline: list[str] = field(default_factory=list)
 
     async def first_look(self) -> None:
@@ -52,6 +55,7 @@ class DatabaseWatch:
         """Check what we rely on, and give every kind its birthday."""
         await migrate.require_current(self.engine)
         await check_durable(self.engine)
+        await check_collation(self.engine)
         try:
             problems = await user_sql.verify(self.engine, self.assembly.rules)
         except DBAPIError as error:
@@ -106,6 +110,26 @@ class DatabaseWatch:
                 raise
             return str(error)
         return None
+
+    async def look_at_clock(
+        self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> timedelta:
+        """
+        How far our clock is ahead of the database's; too far is warned of, once.
+
+        Everything of ours goes by the database's. Signatures go by this host's, because theirs
+        are made by another host's: refusals for their age would look like an attack.
+        """
+        skew = await clock_skew(self.engine, clock=clock)
+        apart = abs(skew) > CLOCKS_APART
+        if apart and not self.clocks_apart:
+            log.warning(
+                "daemon.clock_skewed",
+                ahead_seconds=round(skew.total_seconds(), 1),
+                consequence="signatures may seem too old or too new: synchronise the clocks",
+            )
+        self.clocks_apart = apart
+        return skew
 
     def need(self) -> None:
         """Raises DatabaseAwayError until the database has been prepared."""
