@@ -21,12 +21,13 @@ async def test_p01_one_event_at_two_replicas_at_once_has_one_effect(world: World
     async with world.serving(*UNHEALED) as first, world.serving(*UNHEALED) as second:
         async with asyncio.TaskGroup() as deliveries:
             sent = [
-                deliveries.create_task(world.outcome(event, to=replica))
+                deliveries.create_task(world.deliver(event, to=replica))
                 for _ in range(5)
                 for event in (refund, paid)
                 for replica in (first, second)
             ]
-        assert {"applied": 2, "duplicate": 18} == Counter(one.result() for one in sent)
+        outcomes = Counter(one.result().json().get("outcome") for one in sent)
+        assert {"applied": 2, "duplicate": 18} == outcomes
         await world.effects("capture ord_1", "receipt evt_refund")
         await world.settled()
     counts = await world.counts()
