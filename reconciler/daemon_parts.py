@@ -220,7 +220,9 @@ class Parts:
             try:
                 async with asyncio.timeout(LOOP_BOUND.total_seconds()):
                     counts = await transact(self.engine, partial(figures, assembly=self.assembly))
+                    skew = await self.database.look_at_clock()
                 self.metrics.show(counts)
+                self.metrics.clock_skew.set(skew.total_seconds())
             except (DatabaseAwayError, TimeoutError):
                 pass  # the database part says so, once
             beat()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_collation",
     "check_durable",
+    "clock_skew",
     "connect",
     "engine_for",
     "is_transient",
@@ -200,6 +201,19 @@ async def check_collation(engine: AsyncEngine) -> None:
             consequence="text indexes of your own tables may be wrong: reindex, then"
             " alter database ... refresh collation version",
         )
+
+
+async def clock_skew(
+    engine: AsyncEngine, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> timedelta:
+    """How far this host's clock is ahead of the database's; half the way there is taken off."""
+
+    async def look(connection: AsyncConnection) -> timedelta:
+        asked = clock()
+        theirs = await now(connection)
+        return asked + (clock() - asked) / 2 - theirs
+
+    return await transact(engine, look)
 
 
 async def now(connection: AsyncConnection) -> datetime:

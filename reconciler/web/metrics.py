@@ -89,6 +89,11 @@ class Metrics:
             ["sender"],
             registry=self.registry,
         )
+        self.clock_skew = Gauge(
+            "reconciler_clock_skew_seconds",
+            "How far this host's clock is ahead of the database's.",
+            registry=self.registry,
+        )
         self.stalled = Gauge(
             "reconciler_loop_stalled",
             "1 where a loop has made no progress within its bound.",

@@ -1,12 +1,17 @@
 """The time of signing has a tolerance to both sides, and who is outside it can be seen."""
 
 import hmac
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
+from structlog.testing import capture_logs
 
+from reconciler.daemon_database import DatabaseWatch
+from reconciler.lifecycle import Progress
 from reconciler.web.metrics import Metrics
+from tests.cases.house import a_house
 from tests.receiver.receiving import receiving
 from tests.receiver.senders import NOW, SECRET, SHOP, body_of, order, signed
 
@@ -101,3 +106,24 @@ async def test_the_tolerance_is_the_senders(engine: AsyncEngine, tmp_path: Path)
             headers = signed(body, now=NOW - age)
             codes.append((await shop.post(body, headers=headers)).status_code)
         assert [200, 200, 401, 200, 401] == codes
+
+
+async def test_a_clock_that_is_wrong_is_told_before_somebody_suspects_an_attack(
+    engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """
+    Ours against the database's, to either side: warned of once, and again when it went wrong
+    again. A second or two is nothing, and nothing is refused for it.
+    """
+    async with a_house(engine, tmp_path) as house:
+        watch = DatabaseWatch(assembly=house.assembly, engine=engine, progress=Progress())
+        told = []
+        for seconds in (0, 2, 600, 601, -2, -600, 0):
+            with capture_logs() as logs:
+                skew = await watch.look_at_clock(
+                    clock=lambda: datetime.now(UTC) + timedelta(seconds=seconds)  # noqa: B023
+                )
+            assert abs(skew.total_seconds() - seconds) < 1
+            told.append([line["event"] for line in logs])
+    warned = ["daemon.clock_skewed"]
+    assert [[], [], warned, [], [], warned, []] == told

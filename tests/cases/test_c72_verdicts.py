@@ -45,6 +45,9 @@ async def test_every_answer_has_its_verdict(world, pretend) -> None:
         path: (every[int(path[1:])], state) for path, state in found.items()
     }
     assert len(every) == len(pretend.calls)
+    never = {row.path for row in await world.entries() if row.first_attempt_at is None}
+    refused = {401, 403, 425, 429, *range(300, 309), *FINAL}
+    assert {f"/{n}" for n, what in enumerate(every) if what in refused} == never
 
 
 @pytest.mark.parametrize("status", [401, 403, 302, 307])
