@@ -8,14 +8,16 @@ from typing import Any, TextIO
 import structlog
 
 
-def configure(*, stream: TextIO | None = None, level: int = logging.INFO) -> None:
+def configure(
+    *, stream: TextIO | None = None, level: int = logging.INFO, as_json: bool = False
+) -> None:
     """
-    Send every log line to *stream* (stderr), JSON where that is no terminal.
+    Send every log line to *stream* (stderr): JSON where that is no terminal, or *as_json*.
 
     Results go to stdout; nothing that is said to a person ever mixes with them.
     """
     out = stream or sys.stderr
-    terminal = out.isatty()
+    terminal = out.isatty() and not as_json
     renderer: Any = (
         structlog.dev.ConsoleRenderer()
         if terminal

@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="webhook-reconciler", prog_name="reconciler")
 def main() -> None:
-    r"""
+    """
     Receive webhooks, apply each once, call what they ask for, correct what never arrived.
 
     \b

@@ -27,7 +27,7 @@ from reconciler.cli.shared import (
 def command(
     *, sender: str | None, kind: str | None, accept: bool, config: Path | None, as_json: bool
 ) -> None:
-    r"""
+    """
     Show every kind's baseline; with SENDER KIND, complete it now by a full scan.
 
     Until its baseline is complete, a kind re-does no effect of the past.

@@ -15,7 +15,7 @@ from reconciler.cli.shared import config_option, emit, json_option, reports_erro
 @json_option
 @reports_errors
 def command(*, config: Path | None, online: bool, as_json: bool) -> None:
-    r"""
+    """
     Check the configuration exactly as `serve` would, and say everything that is wrong.
 
     Exit 0 when it can be used, 78 when it cannot.

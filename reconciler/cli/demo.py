@@ -20,10 +20,16 @@ from reconciler.cli.shared import emit, json_option, reports_errors, run, table
     type=click.Path(path_type=Path, file_okay=False),
     help="Keep both histories, the configuration and the log in this new or empty directory.",
 )
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    expose_value=False,
+    help="Taken as by every command, but not read: the demo writes a configuration of its own.",
+)
 @json_option
 @reports_errors
 def command(*, seed: int | None, events: int, history: Path | None, as_json: bool) -> None:
-    r"""
+    """
     Prove it on this machine: a sender that loses, repeats and reorders, a destination that
     loses answers, and the real daemon with a private PostgreSQL between them.
 

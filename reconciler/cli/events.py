@@ -22,7 +22,7 @@ KEPT = ("last_seen_at", "sender", "event_id", "failures", "fault", "id")
 
 @click.group("events")
 def command() -> None:
-    r"""
+    """
     List and show events.
 
     \b
@@ -47,7 +47,7 @@ def command() -> None:
 def list_(
     *, config: Path | None, as_json: bool, limit: int, after: str | None, **equal: str | None
 ) -> None:
-    r"""
+    """
     List events, the latest first.
 
     \b
@@ -72,7 +72,7 @@ def list_(
 @json_option
 @reports_errors
 def show(*, sender: str, event_id: str, config: Path | None, as_json: bool) -> None:
-    r"""
+    """
     Show one event: its bytes, what it came to, what it asked for.
 
     \b

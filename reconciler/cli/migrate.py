@@ -12,7 +12,7 @@ from reconciler.cli.shared import config_option, emit, json_option, reports_erro
 @json_option
 @reports_errors
 def command(*, config: Path | None, as_json: bool) -> None:
-    r"""
+    """
     Bring the database's tables to what this version needs.
 
     Safe to run at any time and more than once; nothing is ever migrated backwards.

@@ -22,7 +22,7 @@ STATES = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
 
 @click.group("outbox")
 def command() -> None:
-    r"""
+    """
     List and show outbox entries.
 
     \b
@@ -53,7 +53,7 @@ def list_(
     after: str | None,
     **about: str | None,
 ) -> None:
-    r"""
+    """
     List entries, newest first.
 
     \b
@@ -76,7 +76,7 @@ def list_(
 @json_option
 @reports_errors
 def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
-    r"""
+    """
     Show one entry: its frozen request, its key and every attempt.
 
     \b

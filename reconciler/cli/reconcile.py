@@ -41,7 +41,7 @@ def command(
     config: Path | None,
     as_json: bool,
 ) -> None:
-    r"""
+    """
     Compare with the sender now, and correct: one resource, one kind, or all of SENDER.
 
     Works with or without a running daemon, and ignores grace.

@@ -17,9 +17,10 @@ ROLES = ("receiver", "relay", "reconciler")
     show_default=True,
     help="Which parts this process runs, comma-separated.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Log in JSON on a terminal too.")
 @reports_errors
-def command(*, config: Path | None, role: str) -> None:
-    r"""
+def command(*, config: Path | None, role: str, as_json: bool) -> None:
+    """
     Run the daemon in the foreground until SIGTERM or Ctrl-C.
 
     When the listeners accept, one line `daemon.ready` with their addresses goes to stderr.
@@ -34,5 +35,5 @@ def command(*, config: Path | None, role: str) -> None:
         raise click.UsageError(f"unknown role {unknown}; there are {', '.join(ROLES)}")
     from reconciler import daemon, logs, settings
 
-    logs.configure()
+    logs.configure(as_json=as_json)
     daemon.main(settings.load(config), roles=roles)

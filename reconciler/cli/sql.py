@@ -14,7 +14,7 @@ from reconciler.cli.shared import config_option, emit, json_option, reports_erro
 @json_option
 @reports_errors
 def command(*, file: Any, config: Path | None, as_json: bool) -> None:
-    r"""
+    """
     Run the SQL script FILE (`-`: standard input) on the configured database.
 
     All or nothing, in one transaction: your own tables beside ours, or a question.

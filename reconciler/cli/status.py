@@ -21,7 +21,7 @@ from reconciler.cli.shared import (
 @json_option
 @reports_errors
 def command(*, config: Path | None, as_json: bool) -> None:
-    r"""
+    """
     Show what stands, what waits and what failed.
 
     \b

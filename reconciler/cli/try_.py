@@ -26,7 +26,7 @@ from reconciler.cli.shared import (
 def command(
     *, sender: str, body: Any, header: tuple[str, ...], config: Path | None, as_json: bool
 ) -> None:
-    r"""
+    """
     Run a sample delivery of SENDER through the real transaction, and roll it back.
 
     Shows its outcome, the state, your statements, and each effect with yes or no and why. The
@@ -57,12 +57,11 @@ async def tried(
     config: Path | None, *, sender: str, raw: bytes, headers: dict[str, str]
 ) -> dict[str, Any]:
     from reconciler.operations.assembly import assemble
-    from reconciler.operations.opening import give_birthdays, opened
+    from reconciler.operations.opening import opened
     from reconciler.operations.trying import attempt
 
     assembly = assemble(config)
     async with opened(assembly.loaded) as database:
-        await give_birthdays(database.engine, assembly.kinds)
         return await attempt(database.engine, assembly, sender=sender, raw=raw, headers=headers)
 
 
