@@ -20,7 +20,7 @@ import psycopg
 from psycopg.rows import dict_row
 from sqlalchemy import make_url
 
-from reconciler.proving.misbehaving_http import Answer, Request, address, listen
+from reconciler.proving.misbehaving_http import Answer, Request, listen
 
 SECRET = "whispered"  # noqa: S105 - of a pretend sender
 TOKEN = "listing-token"  # noqa: S105
@@ -473,8 +473,8 @@ async def a_world(
     database = make_url(database_url).set(password=None)
     places = {
         "@database@": database.render_as_string(hide_password=False),
-        "@sender@": address(api),
-        "@destination@": address(pay),
+        "@sender@": api.url,
+        "@destination@": pay.url,
         "@interval@": interval,
     }
     for mark, place in places.items():
@@ -499,8 +499,8 @@ async def a_world(
             if daemon.process.returncode is None:
                 daemon.process.kill()
                 await daemon.process.wait()
-        api.close()
-        pay.close()
+        await api.close()
+        await pay.close()
 
 
 def signed(body: bytes, *, secret: str = SECRET, at: int | None = None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from reconciler.exact_json import Json
 from reconciler.ledger.baselines import Baseline
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.claim_rows import claim_row
-from reconciler.ledger.content import differences
+from reconciler.ledger.content import differences, merged
 from reconciler.ledger.event import Change, Event, Observation, Origin, Outcome
 from reconciler.ledger.fetches import Request
 from reconciler.ledger.guard import Decision, DriftKind, Held, KindRule
@@ -153,10 +153,17 @@ class Batch:
 
 
 def told_change(case: Case) -> Event:
-    """The event as reactions to its change see it."""
+    """
+    The event as reactions to its change see it.
+
+    What is deleted has its last state, and over it what the event itself says: an answer 404 says
+    nothing, and the user's statement still has to name the row.
+    """
     decision = case.decision
     assert decision is not None
-    state = case.observation.state if decision.held.deleted else decision.held.state
+    state = decision.held.state
+    if decision.held.deleted:
+        state = merged(state, case.observation)
     return replace(
         case.event,
         observation=replace(case.observation, state=state, version=decision.held.version),

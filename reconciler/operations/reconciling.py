@@ -71,7 +71,8 @@ async def reconcile(  # noqa: PLR0913 - what a person may say
     Raises UsageError for what is not configured, BusyError while another run holds a scan.
     """
     sources = chosen(assembly, sender=sender, kind=kind, key=key)
-    await give_birthdays(engine, assembly.kinds)
+    if not dry_run:
+        await give_birthdays(engine, assembly.kinds)
     done = Reconciled(run_id=uuid7(), dry_run=dry_run)
     if key is not None:
         item = await reconcile_one(

@@ -38,26 +38,67 @@ class Answer:
 Answering = Callable[[Request], Awaitable[Answer]]
 
 
-async def listen(answering: Answering, *, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
-    """Serve *answering* on *host*; the port is in `server.sockets`."""
+class Listener:
+    """A listening server and the connections that it has."""
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, answering: Answering) -> None:
+        self.answering = answering
+        self.server: asyncio.Server | None = None
+        self.open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    @property
+    def url(self) -> str:
+        assert self.server is not None
+        host, port = self.server.sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        """Close the listener and cut every connection, so that nothing of it is left."""
+        assert self.server is not None
+        self.server.close()
+        for writer in self.open.values():
+            writer.transport.abort()
+        for connection in tuple(self.open):
+            connection.cancel()
+        if self.open:
+            await asyncio.wait(tuple(self.open))
+        await self.server.wait_closed()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        this = asyncio.current_task()
+        assert this is not None
+        self.open[this] = writer
         try:
-            while (request := await read_request(reader)) is not None:
-                answer = await answering(request)
-                if answer.delay:
-                    await asyncio.sleep(answer.delay)
-                if answer.lost:
-                    writer.transport.abort()
-                    return
-                writer.write(encode(answer))
-                await writer.drain()
+            await converse(self.answering, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, ValueError):
             pass  # the peer went away, or spoke something else than HTTP
+        except asyncio.CancelledError:
+            return  # only `close` does this, and asyncio would report it as an error
         finally:
+            del self.open[this]
             writer.close()
 
-    return await asyncio.start_server(connected, host, port, limit=64 * 1024)
+
+async def listen(answering: Answering, *, host: str = "127.0.0.1", port: int = 0) -> Listener:
+    """Serve *answering* on *host*; port 0 takes a free one, told by `url`."""
+    listener = Listener(answering)
+    listener.server = await asyncio.start_server(listener.connected, host, port, limit=64 * 1024)
+    return listener
+
+
+async def converse(
+    answering: Answering, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Answer the requests of one connection, one after the other, until one side has enough."""
+    while (request := await read_request(reader)) is not None:
+        answer = await answering(request)
+        if answer.delay:
+            await asyncio.sleep(answer.delay)
+        if answer.lost:
+            writer.transport.abort()
+            return
+        writer.write(encode(answer))
+        await writer.drain()
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:
@@ -93,9 +134,3 @@ def encode(answer: Answer) -> bytes:
         *(f"{name}: {value}" for name, value in answer.headers.items()),
     ]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
-
-
-def address(server: asyncio.Server) -> str:
-    """Where *server* listens, as a URL."""
-    host, port = server.sockets[0].getsockname()[:2]
-    return f"http://{host}:{port}"

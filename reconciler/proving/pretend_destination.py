@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from reconciler.proving.history import History
-from reconciler.proving.misbehaving_http import Answer, Request, address, listen
+from reconciler.proving.misbehaving_http import Answer, Request, listen
 
 
 class Destination:
@@ -38,10 +38,10 @@ class Destination:
 
 async def run(*, seed: int, history: Path, loses: float, port: int) -> None:
     destination = Destination(seed=seed, history=History(history), loses=loses)
-    server = await listen(destination.answer, port=port)
-    sys.stdout.write(address(server) + "\n")
+    listener = await listen(destination.answer, port=port)
+    sys.stdout.write(listener.url + "\n")
     sys.stdout.flush()
-    await server.serve_forever()
+    await asyncio.Event().wait()
 
 
 @click.command()

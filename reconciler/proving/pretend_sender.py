@@ -15,7 +15,7 @@ import click
 import httpx
 
 from reconciler.proving.history import History
-from reconciler.proving.misbehaving_http import Answer, Request, address, listen
+from reconciler.proving.misbehaving_http import Answer, Request, listen
 from reconciler.proving.pretend_shop import Shop
 
 LOST_OF_LAST, LATE_OF_LAST, LOST, REPEATED = 0.25, 0.2, 0.06, 0.25
@@ -137,13 +137,13 @@ async def run(*, seed: int, events: int, history: Path, pace: float, timeout: fl
         secret=os.environ["PRETEND_SECRET"].encode(),
         token=os.environ["PRETEND_TOKEN"],
     )
-    server = await listen(sender.answer)
-    sys.stdout.write(address(server) + "\n")
+    listener = await listen(sender.answer)
+    sys.stdout.write(listener.url + "\n")
     sys.stdout.flush()
     target = (await asyncio.to_thread(sys.stdin.readline)).strip()
     if target:
         await sender.emit(events=events, target=target, pace=pace, timeout=timeout)
-    await server.serve_forever()
+    await asyncio.Event().wait()
 
 
 @click.command()
