@@ -88,7 +88,7 @@ async def test_every_connection_dies_and_the_next_call_is_as_quick(
     there is something to do but its own looking; what comes afterwards is called all the same,
     and so is what was written by somebody else's hand.
     """
-    async with a_world(tmp_path, database_url) as world, world.serving():
+    async with a_world(tmp_path, database_url) as world, world.serving() as daemon:
         await world.baseline_over()
         expected = []
         for number in range(3):
@@ -115,3 +115,12 @@ async def test_every_connection_dies_and_the_next_call_is_as_quick(
             return not rows
 
         await eventually(settled)
+        clocks = "reconciler_clock_skew_seconds "
+
+        async def looked_at() -> bool:
+            shown = await daemon.shown("/metrics") or ""
+            return any(
+                line.startswith(clocks) and line != f"{clocks}0.0" for line in shown.split("\n")
+            )
+
+        await eventually(looked_at)
