@@ -9,8 +9,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.database import engine_for
-from tests.cases.house import House, a_house, order
+from reconciler.ledger.commit import commit
+from reconciler.ledger.event import Event
+from reconciler.receiver.envelope import read_delivery
+from tests.cases.house import SHOP, House, a_house, order
 from tests.receiver.receiving import receiving
+from tests.receiver.senders import body_of
 
 pytestmark = pytest.mark.anyio
 
@@ -194,3 +198,42 @@ async def test_a_twin_that_is_stuck_is_never_called_a_duplicate(
         assert "applied" == again.json()["results"][1]["outcome"]
         audited = await house.rows("select event_id from public.audit order by 1")
         assert [("r0",), ("r1",)] == audited
+
+
+HANDLERS = """
+from sqlalchemy.exc import IntegrityError
+
+from reconciler import Event, Transaction, handler
+
+
+@handler("shop", on="refund.succeeded")
+async def remember(event: Event, tx: Transaction) -> None:
+    order = {"order": event.body["data"]["order_id"], "id": event.event_id}
+    try:
+        await tx.execute("INSERT INTO public.refunds VALUES (:order, :id)", order)
+    except IntegrityError:
+        await tx.execute("INSERT INTO public.audit VALUES (:id)", {"id": f"again {event.event_id}"})
+    await tx.execute("INSERT INTO public.audit VALUES (:id)", {"id": event.event_id})
+"""
+
+
+async def test_an_error_that_a_handler_caught_is_over(engine: AsyncEngine, tmp_path: Path) -> None:
+    """
+    A second refund of one order: the user's own key refuses it, their handler takes that for
+    what it is and writes two more rows. All of it is committed; a repetition changes nothing.
+    """
+    (tmp_path / "cases_c37_handlers.py").write_text(HANDLERS)
+    configuration = 'handlers = ["cases_c37_handlers"]\n' + SHOP
+    async with a_house(engine, tmp_path, configuration=configuration) as house:
+        await make_tables(house)
+        contract, rules = house.assembly.contracts["shop"], house.assembly.rules
+        told = []
+        for id_ in ("r1", "r2", "r2", "r1"):
+            (event,) = read_delivery(contract, body_of(refund(id_)), {}).events
+            assert isinstance(event, Event)
+            (result,) = await commit(engine, rules, [event])
+            told.append(result.outcome.value)
+        assert ["applied", "applied", "duplicate", "duplicate"] == told
+        audited = await house.rows("select event_id from public.audit order by 1")
+        assert [("again r2",), ("r1",), ("r2",)] == audited
+        assert [("ord_42", "r1")] == await house.rows("select * from public.refunds")
