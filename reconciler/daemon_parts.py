@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox import relay
 from outbox.backoff import Backoff
@@ -16,10 +16,9 @@ from outbox.calling import Attempted
 from reconciler import embedded, faults, http_server
 from reconciler.daemon_database import LOOP_BOUND, DatabaseWatch
 from reconciler.errors import DatabaseAwayError
-from reconciler.ledger import quarantine
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
-from reconciler.ledger.event import Event
+from reconciler.ledger.event import Event, Outcome
 from reconciler.ledger.retention import purge
 from reconciler.lifecycle import Part, Progress, pause
 from reconciler.operations.assembly import Assembly
@@ -30,6 +29,7 @@ from reconciler.receiver import server as receiver_server
 from reconciler.receiver.app import Answered, WebhookApp
 from reconciler.receiver.envelope import Malformed
 from reconciler.receiver.group_commit import GroupCommit
+from reconciler.receiver.keeping import keeper
 from reconciler.systemd import notify
 from reconciler.transactions import transact
 from reconciler.web.app import admin_app
@@ -135,20 +135,17 @@ class Parts:
         self.wanted.set()
         for result in results:
             self.metrics.events.labels(result.event.sender, result.outcome.value).inc()
+            if result.other_body:
+                self.metrics.other_bodies.labels(result.event.sender).inc()
             if result.drift is not None and result.event.event_id:
                 self.metrics.corrections.labels(result.event.sender, result.drift.value).inc()
 
     async def keep(self, malformed: Sequence[Malformed]) -> None:
         """Put what is beyond use into quarantine, all of one delivery at once."""
         self.database.need()
-
-        async def work(connection: AsyncConnection) -> None:
-            for one in malformed:
-                await quarantine.keep(
-                    connection, one.sender, one.raw, one.headers, one.fault, event_id=one.event_id
-                )
-
-        await transact(self.engine, work)
+        await keeper(self.engine)(malformed)
+        for one in malformed:
+            self.metrics.events.labels(one.sender, Outcome.QUARANTINED.value).inc()
 
     async def run_relay(self, stop: asyncio.Event) -> None:
         await self.database.once_prepared(stop)

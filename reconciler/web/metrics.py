@@ -40,6 +40,12 @@ class Metrics:
             ["sender", "outcome"],
             registry=self.registry,
         )
+        self.other_bodies = Counter(
+            "reconciler_events_other_body",
+            "Duplicates whose body was not that of the event that was claimed under their id.",
+            ["sender"],
+            registry=self.registry,
+        )
         self.corrections = Counter(
             "reconciler_corrections",
             "Corrections made, by the drift they corrected.",
