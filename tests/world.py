@@ -79,7 +79,6 @@ absent = "deleted"
 
 [[senders.shop.apply]]
 on_change = ["order"]
-when = "change != 'deleted'"
 sql = '''INSERT INTO orders (id, status, status_version) VALUES (:order_id, :status, :version)
          ON CONFLICT (id) DO UPDATE SET status = excluded.status,
                 status_version = excluded.status_version
@@ -115,8 +114,10 @@ idempotency_key = "{{ event_id }}:receipt"
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 TABLES = """
-create table public.orders (id text primary key, status text not null, status_version bigint not null);
-create table public.refunds (source_event text not null, order_id text not null, amount integer not null);
+create table public.orders (
+  id text primary key, status text not null, status_version bigint not null);
+create table public.refunds (
+  source_event text not null, order_id text not null, amount integer not null);
 """
 
 

@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from reconciler import embedded
 from reconciler.errors import ReconcilerError
 from reconciler.proving import demo_world, history
-from reconciler.proving.judge import Verdict, differences, judge
+from reconciler.proving.judge import Verdict, differences, judge, unlike_once
 
 DEADLINE = 75.0  #: seconds until a world that does not converge is judged as it stands
 LOOK_EVERY = 0.2  #: seconds
@@ -23,6 +23,7 @@ IN_BASELINE = "select 1 from reconciler.baselines where completed_at is null"
 OUR_ORDERS = """
 select key, version, state from reconciler.resources where sender = 'shop' and not deleted
 """
+BOOKED = "select source_event, count(*) as times from public.refunds group by source_event"
 MUST_OCCUR = ("duplicate", "stale", "late", "corrected")
 
 Say = Callable[[str], None]
@@ -47,6 +48,7 @@ async def run(*, seed: int, events: int, directory: Path, say: Say) -> dict[str,
             directory, sender=sender[1], destination=destination
         )
         log = directory / "reconciler.log"
+        await demo_world.make_tables(directory, config, log=log)
         daemon = await running.enter_async_context(
             demo_world.process("reconciler", "serve", "--config", str(config), log=log)
         )
@@ -59,9 +61,11 @@ async def run(*, seed: int, events: int, directory: Path, say: Say) -> dict[str,
         await sender[0].stdin.drain()
         await converged(sender_history, destination_history, database=database, say=say)
         counts = await our_counts(database, metrics=f"{ready['admin']}/metrics")
-        held = await our_orders(database)
-    verdict = judge(history.read(sender_history), history.read(destination_history))
-    return report(verdict, seed=seed, events=events, counts=counts, held=held, began=began)
+        verdict = judge(history.read(sender_history), history.read(destination_history))
+        differing = await worlds_differ(verdict, database=database)
+    return report(
+        verdict, seed=seed, events=events, counts=counts, differing=differing, began=began
+    )
 
 
 async def worlds(
@@ -116,6 +120,7 @@ async def converged(
     while time.monotonic() < deadline:
         verdict = judge(history.read(sender_history), history.read(destination_history))
         missing = differences(verdict.orders, await our_orders(database))
+        missing += verdict.refunds - (await booked(database)).keys()
         now = time.monotonic()
         if now - told > 2:
             told = now
@@ -129,6 +134,21 @@ async def converged(
             if now - quiet_since > QUIET:
                 return
         await asyncio.sleep(0.25)
+
+
+async def worlds_differ(verdict: Verdict, *, database: str) -> list[str]:
+    """Where the sender's final states, and its refunds, are not what is held and booked here."""
+    return [
+        *differences(verdict.orders, await our_orders(database)),
+        *unlike_once(verdict.refunds, await booked(database)),
+        *(f"{event_id}: a delivery was refused" for event_id in verdict.refused),
+        *(f"{key}: a key that another path would not have used" for key in verdict.strange_keys),
+    ]
+
+
+async def booked(database: str) -> Mapping[str, int]:
+    """How often each refund stands in the user's own table."""
+    return {row["source_event"]: row["times"] for row in await query(database, BOOKED)}
 
 
 async def our_orders(database: str) -> Mapping[str, Any]:
@@ -171,13 +191,12 @@ def report(  # noqa: PLR0913 - the parts of one document
     seed: int,
     events: int,
     counts: Mapping[str, int],
-    held: Mapping[str, Any],
+    differing: list[str],
     began: float,
 ) -> dict[str, Any]:
     """The demo's document; `passed` is false when the worlds differ or trouble did not occur."""
     missing = [name for name in MUST_OCCUR if not counts[name]]
     missing += [] if verdict.retried_calls else ["retried call"]
-    differing = differences(verdict.orders, held)
     good = not (verdict.lost_effects or verdict.doubled_effects or differing or missing)
     return {
         "seed": seed,

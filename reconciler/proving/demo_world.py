@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reconciler.errors import ReconcilerError
+from reconciler.proving.judge import RECEIPT_FROM
 
 SECRETS = {"PRETEND_SECRET": "pretend-secret-for-the-demo", "PRETEND_TOKEN": "pretend-token"}
 START_SECONDS = 40
@@ -62,6 +63,11 @@ path = "/v1/orders/{{{{ key }}}}"
 key = "id"
 absent = "deleted"
 
+[[senders.shop.apply]]
+on = ["refund.succeeded"]
+sql = "INSERT INTO refunds (source_event, amount) VALUES (:event_id, :amount)"
+params = {{ event_id = "event_id", amount = "body.data.amount" }}
+
 [destinations.payments]
 base_url = "{destination}"
 timeout = "5s"
@@ -77,6 +83,7 @@ json = {{ amount = "{{{{ state.amount }}}}", reference = "capture {{{{ key }}}}"
 
 [effects.receipt]
 on = ["shop:refund.succeeded"]
+when = "body.data.amount >= {receipt_from}"
 destination = "payments"
 request = "POST /v1/receipts"
 json = {{ amount = "{{{{ body.data.amount }}}}", reference = "receipt {{{{ event_id }}}}" }}
@@ -86,9 +93,25 @@ idempotency_key = "{{{{ event_id }}}}:receipt"
 
 def write_configuration(directory: Path, *, sender: str, destination: str) -> Path:
     path = directory / "demo.toml"
-    text = CONFIGURATION.format(state=directory / "state", sender=sender, destination=destination)
+    text = CONFIGURATION.format(
+        state=directory / "state",
+        sender=sender,
+        destination=destination,
+        receipt_from=RECEIPT_FROM,
+    )
     path.write_text(text, encoding="utf-8")
     return path
+
+
+async def make_tables(directory: Path, config: Path, *, log: Path) -> None:
+    """The user's own table, by `reconciler sql`: without a constraint that would hide a double."""
+    script = directory / "refunds.sql"
+    script.write_text("CREATE TABLE public.refunds (source_event text, amount integer);\n")
+    words = ("reconciler", "sql", str(script), "--config", str(config))
+    async with process(*words, log=log) as making:
+        code = await making.wait()
+    if code:
+        raise ReconcilerError(f"the demo's table could not be made; see {log}")
 
 
 def environment() -> dict[str, str]:
