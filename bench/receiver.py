@@ -247,6 +247,8 @@ async def serve_naive(url: str) -> None:
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
+    from reconciler import http_server
+
     pool: asyncio.Queue[psycopg.AsyncConnection] = asyncio.Queue()
     for _ in range(10):
         pool.put_nowait(await psycopg.AsyncConnection.connect(url))
@@ -268,8 +270,7 @@ async def serve_naive(url: str) -> None:
 
     app = Starlette(routes=[Route("/webhooks/shop", receive, methods=["POST"])])
     config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="off")
-    listener = config.bind_socket()
-    listener.listen(1024)
+    listener = http_server.bind("127.0.0.1:0")
     print(listener.getsockname()[1], flush=True)
     await uvicorn.Server(config).serve(sockets=[listener])
 

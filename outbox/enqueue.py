@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, Integer, Row, Text, Uuid, and_, case, func, select
+from sqlalchemy import BigInteger, Boolean, Integer, Text, Uuid, and_, case, func, select
 from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.types import TypeEngine
 
+from outbox.compiled import Compiled
 from outbox.entry import Enqueued, NewEntry, State, bounded, uuid7
 from outbox.store import C, effect_keys, outbox, record_set
 
@@ -45,7 +46,7 @@ async def enqueue(
         _row(id_, entry, state=state, reason=reason)
         for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True)
     ]
-    await connection.execute(_INSERT_ENTRIES, {"rows": rows})
+    await _INSERT_ENTRIES.count(connection, rows=rows)
     return [
         Enqueued(id=id_, state=state, reason=reason, idempotency_key=entry.idempotency_key)
         for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True)
@@ -84,7 +85,7 @@ async def _judge_keys(
 
 async def _take_keys(
     connection: AsyncConnection, asking: Iterable[tuple[UUID, NewEntry]]
-) -> dict[tuple[str, str], Row[Any]]:
+) -> dict[tuple[str, str], Any]:
     """Who holds each key now: one of *asking*, or an entry of before."""
     rows = [
         {
@@ -99,7 +100,7 @@ async def _take_keys(
         }
         for id_, entry in asking
     ]
-    held = await connection.execute(_TAKE_KEYS, {"rows": rows})
+    held = await _TAKE_KEYS.rows(connection, rows=rows)
     return {(row.destination, row.idempotency_key): row for row in held}
 
 
@@ -192,5 +193,5 @@ def _take_keys_statement() -> ReturningInsert[Any]:
     )
 
 
-_INSERT_ENTRIES = _insert_entries()
-_TAKE_KEYS = _take_keys_statement()
+_INSERT_ENTRIES = Compiled(_insert_entries())
+_TAKE_KEYS = Compiled(_take_keys_statement())

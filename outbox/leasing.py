@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.selectable import LateralFromClause
 
+from outbox.compiled import Compiled
 from outbox.entry import State
 from outbox.lanes import waits_for_another
 from outbox.settling import record_attempts
@@ -122,7 +123,7 @@ async def lease(
         }
         for one in wanted
     ]
-    taken = (await connection.execute(_LEASE, {"rows": rows})).all()
+    taken = await _LEASE.rows(connection, rows=rows)
     unanswered = [row for row in taken if row.was_open]
     if unanswered:
         await record_attempts(connection, [_unanswered(row) for row in unanswered])
@@ -271,4 +272,4 @@ def _fate(due: Columns, limits: Columns) -> tuple[ColumnElement[str], ColumnElem
     return state, reason
 
 
-_LEASE = _lease_statement()
+_LEASE = Compiled(_lease_statement())

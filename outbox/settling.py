@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from outbox.entry import State, Verdict
 from outbox.store import (
     DEAD,
@@ -77,15 +78,14 @@ async def settle(connection: AsyncConnection, marks: Sequence[Mark]) -> set[UUID
         }
         for mark in sorted(marks, key=lambda mark: mark.id)
     ]
-    settled = await connection.scalars(_SETTLE, {"rows": rows})
-    ids = set(settled)
+    settled = await _SETTLE.rows(connection, rows=rows)
     await record_attempts(connection, rows)
-    return ids
+    return {row.id for row in settled}
 
 
 async def record_attempts(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Keep what is known of attempts; one without a verdict was never answered."""
-    await connection.execute(_RECORD_ATTEMPTS, {"rows": list(rows)})
+    await _RECORD_ATTEMPTS.count(connection, rows=list(rows))
 
 
 def _settle_statement() -> Update:
@@ -151,5 +151,5 @@ def _record_attempts_statement() -> Insert:
     )
 
 
-_SETTLE = _settle_statement()
-_RECORD_ATTEMPTS = _record_attempts_statement()
+_SETTLE = Compiled(_settle_statement())
+_RECORD_ATTEMPTS = Compiled(_record_attempts_statement())

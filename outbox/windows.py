@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, Select, func, select, true, tuple_
+from sqlalchemy import Boolean, func, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from outbox.store import PENDING, C, Time, outbox, record_set
 
 SIZE = 1000  # due entries
@@ -83,7 +84,7 @@ async def _next(connection: AsyncConnection, windows: Mapping[str, Window]) -> d
     rows = [{"destination": name, **bound("after", start)} for name, start in starts.items()]
     found = {
         row.destination: Place(redriven=row.redriven, due_at=row.due_at)
-        for row in await connection.execute(_ENDS, {"rows": rows})
+        for row in await _ENDS.rows(connection, rows=rows)
     }
     return {name: Window(after=start, upto=found.get(name)) for name, start in starts.items()}
 
@@ -96,7 +97,7 @@ def bound(name: str, place: Place | None) -> dict[str, Any]:
     return {f"{name}_redriven": place.redriven, f"{name}_due_at": place.due_at.isoformat()}
 
 
-def ends(size: int) -> Select[Any]:
+def ends(size: int) -> Compiled:
     """Where the window of *size* entries after each given place ends, if more than that are due."""
     looked = record_set(
         "looked", {"destination": C, "after_redriven": Boolean(), "after_due_at": Time}
@@ -115,7 +116,7 @@ def ends(size: int) -> Select[Any]:
         .limit(1)
         .lateral("end")
     )
-    return select(looked.c.destination, end).select_from(looked.join(end, true()))
+    return Compiled(select(looked.c.destination, end).select_from(looked.join(end, true())))
 
 
 _ENDS = ends(SIZE)

@@ -4,13 +4,14 @@ import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import structlog
-from sqlalchemy import MetaData, Select, func, select, text
+from sqlalchemy import MetaData, Text, bindparam, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from outbox.compiled import Compiled
 from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.server_connection import ServerConnection, conninfo_for, open_connection
 from reconciler.transactions import is_transient, told, transact
@@ -127,12 +128,21 @@ async def prepare_transaction(
     limits = {
         "lock_timeout": milliseconds(lock_timeout),
         "idle_in_transaction_session_timeout": milliseconds(IDLE_IN_TRANSACTION),
-        **({"search_path": path} if path else {}),
     }
-    statement: Select[Any] = select(
-        *(func.set_config(name, value, True) for name, value in limits.items())
-    )
-    await connection.execute(statement)
+    if path:
+        await _LIMITS_AND_PATH.count(connection, **limits, search_path=path)
+    else:
+        await _LIMITS.count(connection, **limits)
+
+
+def _settings(*names: str) -> Compiled:
+    """The statement that sets what *names* are for this transaction."""
+    values = (func.set_config(name, bindparam(name, type_=Text), True) for name in names)
+    return Compiled(select(*values))
+
+
+_LIMITS = _settings("lock_timeout", "idle_in_transaction_session_timeout")
+_LIMITS_AND_PATH = _settings("lock_timeout", "idle_in_transaction_session_timeout", "search_path")
 
 
 def milliseconds(duration: timedelta) -> str:

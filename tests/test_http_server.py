@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -244,3 +245,20 @@ def test_an_address_is_a_host_and_a_port(address: str):
         return
     with listener:
         assert str(listener.getsockname()[1]) in http_server.url_of(listener)
+
+
+async def test_no_part_of_an_answer_waits_for_the_client_to_say_that_the_first_came() -> None:
+    """Nagle's algorithm and a client's delayed ACK would cost every delivery 40 ms."""
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        option = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        accepted.set_result(option)
+        writer.close()
+
+    listener = http_server.bind("127.0.0.1:0")
+    async with await asyncio.start_server(look, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        async with asyncio.timeout(5):
+            assert await accepted
+        writer.close()

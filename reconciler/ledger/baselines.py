@@ -3,11 +3,13 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Column, PrimaryKeyConstraint, Table, Text, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from reconciler.database import metadata
 from reconciler.ledger.rowsets import C, Time, record_set
 
@@ -56,14 +58,16 @@ async def states(
     connection: AsyncConnection, kinds: Collection[Kind] | None = None
 ) -> dict[Kind, Baseline]:
     """The baselines of *kinds*; of all kinds without."""
-    statement = select(baselines)
-    if kinds is not None:
-        statement = statement.where(baselines.c.sender.in_({sender for sender, _ in kinds}))
+    if kinds is None:
+        found: Iterable[Any] = await connection.execute(select(baselines))
+    else:
+        rows = [{"sender": sender, "kind": kind} for sender, kind in kinds]
+        found = await _OF_KINDS.rows(connection, rows=rows)
     return {
         (row.sender, row.kind): Baseline(
             born_at=row.born_at, completed_at=row.completed_at, completed_by=row.completed_by
         )
-        for row in await connection.execute(statement)
+        for row in found
     }
 
 
@@ -75,4 +79,9 @@ _REGISTER = (
         select(_born.sender, _born.kind, func.clock_timestamp()).order_by(_born.sender, _born.kind),
     )
     .on_conflict_do_nothing(index_elements=["sender", "kind"])
+)
+
+_asked = record_set("asked", {"sender": C, "kind": C}).c
+_OF_KINDS = Compiled(
+    select(baselines).where(baselines.c.sender == _asked.sender, baselines.c.kind == _asked.kind)
 )

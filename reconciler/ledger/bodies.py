@@ -8,6 +8,7 @@ from sqlalchemy import Column, Index, LargeBinary, PrimaryKeyConstraint, Table, 
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from reconciler.database import metadata
 from reconciler.ledger.claims import is_deferred
 from reconciler.ledger.event import Event
@@ -48,7 +49,7 @@ async def keep(connection: AsyncConnection, events: Iterable[Event]) -> None:
         for event in sorted(events, key=lambda event: (event.sender, event.event_id))
     ]
     if rows:
-        await connection.execute(_KEEP, {"rows": rows})
+        await _KEEP.count(connection, rows=rows)
 
 
 async def load(connection: AsyncConnection, ids: Collection[EventId]) -> "dict[EventId, Body]":
@@ -100,13 +101,15 @@ _insert = insert(event_bodies).from_select(
         _given.sender, _given.event_id, func.decode(_given.body, "base64"), _given.headers
     ).order_by(_given.sender, _given.event_id),
 )
-_KEEP = _insert.on_conflict_do_update(
-    index_elements=["sender", "event_id"],
-    set_={
-        "body": _insert.excluded.body,
-        "headers": _insert.excluded.headers,
-        "received_at": _insert.excluded.received_at,
-    },
+_KEEP = Compiled(
+    _insert.on_conflict_do_update(
+        index_elements=["sender", "event_id"],
+        set_={
+            "body": _insert.excluded.body,
+            "headers": _insert.excluded.headers,
+            "received_at": _insert.excluded.received_at,
+        },
+    )
 )
 
 _asked = record_set("asked", EVENT_ID).c

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from reconciler.database import metadata
 from reconciler.ledger.claim_rows import CLAIM_TYPES
 from reconciler.ledger.event import Outcome
@@ -72,13 +73,13 @@ async def claim(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) 
 
     A twin in flight is waited for: if it rolls back, the claim is ours.
     """
-    taken = await connection.execute(_CLAIM, {"rows": list(rows)})
+    taken = await _CLAIM.rows(connection, rows=list(rows))
     return {(row.sender, row.event_id) for row in taken}
 
 
 async def digests(connection: AsyncConnection, ids: Collection[EventId]) -> dict[EventId, str]:
     """The body digests of those of *ids* that are claimed."""
-    found = await connection.execute(_DIGESTS, {"rows": event_rows(ids)})
+    found = await _DIGESTS.rows(connection, rows=event_rows(ids))
     return {(row.sender, row.event_id): row.body_digest for row in found}
 
 
@@ -89,7 +90,7 @@ async def set_outcomes(connection: AsyncConnection, outcomes: Mapping[EventId, O
         for (sender, event_id), outcome in sorted(outcomes.items())
     ]
     if rows:
-        await connection.execute(_SET_OUTCOMES, {"rows": rows})
+        await _SET_OUTCOMES.count(connection, rows=rows)
 
 
 async def unclaim(connection: AsyncConnection, ids: Collection[EventId]) -> None:
@@ -110,8 +111,7 @@ async def told_before(
     """
     if not rows:
         return set()
-    asked = {"rows": list(rows), "own": event_rows(own)}
-    found = await connection.execute(_TOLD_BEFORE, asked)
+    found = await _TOLD_BEFORE.rows(connection, rows=list(rows), own=event_rows(own))
     return {(row.sender, row.event_id) for row in found}
 
 
@@ -228,7 +228,7 @@ async def last_delivery_at(connection: AsyncConnection, sender: str) -> datetime
 _is_delivered = and_(*(~_claims.event_id.startswith(prefix) for prefix in OWN_PREFIXES))
 
 _given = record_set("given", CLAIM_TYPES).c
-_CLAIM = (
+_CLAIM = Compiled(
     insert(processed_events)
     .from_select(list(CLAIM_TYPES), select(*_given).order_by(_given.sender, _given.event_id))
     .on_conflict_do_nothing(index_elements=["sender", "event_id"])
@@ -237,8 +237,8 @@ _CLAIM = (
 
 _asked = record_set("asked", {**EVENT_ID, "outcome": Text()}).c
 _is_asked = and_(_claims.sender == _asked.sender, _claims.event_id == _asked.event_id)
-_DIGESTS = select(_claims.sender, _claims.event_id, _claims.body_digest).where(_is_asked)
-_SET_OUTCOMES = update(processed_events).where(_is_asked).values(outcome=_asked.outcome)
+_DIGESTS = Compiled(select(_claims.sender, _claims.event_id, _claims.body_digest).where(_is_asked))
+_SET_OUTCOMES = Compiled(update(processed_events).where(_is_asked).values(outcome=_asked.outcome))
 _UNCLAIM = delete(processed_events).where(_is_asked)
 
 _fact = record_set("fact", {**CLAIM_TYPES, "until": Time}).c
@@ -253,7 +253,7 @@ _told = (
     .where(or_(_fact.until.is_(None), _claims.processed_at <= _fact.until))
     .where(~select(_own.sender).where(_is_own).exists())
 )
-_TOLD_BEFORE = select(_fact.sender, _fact.event_id).where(_told.exists())
+_TOLD_BEFORE = Compiled(select(_fact.sender, _fact.event_id).where(_told.exists()))
 
 _read = record_set("read", {**RESOURCE_ID, "before": Time, "up_to": BigInteger()}).c
 _DEFERRED = (

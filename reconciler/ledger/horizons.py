@@ -7,8 +7,9 @@ from sqlalchemy import Column, PrimaryKeyConstraint, Table, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from reconciler.database import metadata
-from reconciler.ledger.rowsets import C, Time
+from reconciler.ledger.rowsets import C, Time, record_set
 
 purge_horizons = Table(
     "purge_horizons",
@@ -21,8 +22,8 @@ purge_horizons = Table(
 
 async def of_senders(connection: AsyncConnection, senders: Collection[str]) -> dict[str, datetime]:
     """The horizons of those of *senders* of which claims were ever purged."""
-    statement = select(purge_horizons).where(purge_horizons.c.sender.in_(sorted(senders)))
-    return {row.sender: row.horizon for row in await connection.execute(statement)}
+    found = await _OF_SENDERS.rows(connection, rows=[{"sender": sender} for sender in senders])
+    return {row.sender: row.horizon for row in found}
 
 
 async def move(connection: AsyncConnection, sender: str, horizon: datetime) -> None:
@@ -34,3 +35,7 @@ async def move(connection: AsyncConnection, sender: str, horizon: datetime) -> N
             set_={"horizon": func.greatest(purge_horizons.c.horizon, proposed.excluded.horizon)},
         )
     )
+
+
+_asked = record_set("asked", {"sender": C}).c
+_OF_SENDERS = Compiled(select(purge_horizons).where(purge_horizons.c.sender == _asked.sender))

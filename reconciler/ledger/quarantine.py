@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from reconciler.database import metadata, uuid7
 from reconciler.ledger.rowsets import (
     EVENT_ID,
@@ -133,7 +134,7 @@ async def _insert(
 async def close(connection: AsyncConnection, ids: Collection[EventId], *, state: str) -> None:
     """Close the open copies of events that were claimed at last, as *state*."""
     if ids:
-        await connection.execute(_CLOSE, {"rows": event_rows(ids), "closed_as": state})
+        await _CLOSE.count(connection, rows=event_rows(ids), closed_as=state)
 
 
 async def settle(connection: AsyncConnection, id_: UUID, *, state: str) -> bool:
@@ -189,7 +190,7 @@ async def count_open(connection: AsyncConnection) -> dict[str, int]:
 
 
 _claimed = record_set("claimed", EVENT_ID).c
-_CLOSE = (
+_CLOSE = Compiled(
     update(quarantine)
     .where(
         and_(_kept.sender == _claimed.sender, _kept.event_id == _claimed.event_id),

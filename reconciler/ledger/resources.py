@@ -24,6 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.compiled import Compiled
 from reconciler import exact_json
 from reconciler.database import metadata
 from reconciler.ledger.drifts import Drift, how_it_differs
@@ -67,10 +68,10 @@ async def lock(connection: AsyncConnection, ids: Collection[ResourceId]) -> Lock
     What is missing is inserted first, without a version, so that there is a row to lock: of two
     writers who see a resource first, the second must read what the first one wrote.
     """
-    wanted = {"rows": resource_rows(ids)}
-    inserted = await connection.execute(_INSERT_MISSING, wanted)
+    wanted = resource_rows(ids)
+    inserted = await _INSERT_MISSING.rows(connection, rows=wanted)
     placeholders = {(row.sender, row.kind, row.key) for row in inserted}
-    locked = await connection.execute(_LOCK, wanted)
+    locked = await _LOCK.rows(connection, rows=wanted)
     before = {(row.sender, row.kind, row.key): held_of(row) for row in locked}
     return Locked(before=before, now=dict(before), placeholders=placeholders)
 
@@ -89,9 +90,9 @@ async def write_if_newer(
         for resource, held, same_version in written
     ]
     rows.sort(key=lambda row: (row["sender"], row["kind"], row["key"]))
-    done = await connection.execute(_WRITE_IF_NEWER, {"rows": rows})
-    if done.rowcount != len(rows):
-        raise AssertionError(f"{len(rows) - done.rowcount} resources were newer under our lock")
+    done = await _WRITE_IF_NEWER.count(connection, rows=rows)
+    if done != len(rows):
+        raise AssertionError(f"{len(rows) - done} resources were newer under our lock")
 
 
 async def raise_revisions(connection: AsyncConnection, revisions: Mapping[ResourceId, int]) -> None:
@@ -100,12 +101,12 @@ async def raise_revisions(connection: AsyncConnection, revisions: Mapping[Resour
         {**row, "revision": revisions[row["sender"], row["kind"], row["key"]]}
         for row in resource_rows(revisions)
     ]
-    await connection.execute(_RAISE_REVISIONS, {"rows": rows})
+    await _RAISE_REVISIONS.count(connection, rows=rows)
 
 
 async def drop_placeholders(connection: AsyncConnection, ids: Collection[ResourceId]) -> None:
     """Remove rows that were inserted to be locked and ended unwritten."""
-    await connection.execute(_DROP_PLACEHOLDERS, {"rows": resource_rows(ids)})
+    await _DROP_PLACEHOLDERS.count(connection, rows=resource_rows(ids))
 
 
 async def compare(
@@ -198,7 +199,7 @@ _wanted = record_set("wanted", RESOURCE_ID).c
 _is_wanted = and_(
     _rows.sender == _wanted.sender, _rows.kind == _wanted.kind, _rows.key == _wanted.key
 )
-_INSERT_MISSING = (
+_INSERT_MISSING = Compiled(
     insert(resources)
     .from_select(
         ["sender", "kind", "key", "origin", "updated_at"],
@@ -209,13 +210,13 @@ _INSERT_MISSING = (
     .on_conflict_do_nothing(index_elements=["sender", "kind", "key"])
     .returning(_rows.sender, _rows.kind, _rows.key)
 )
-_LOCK = (
+_LOCK = Compiled(
     select(resources)
     .where(_is_wanted)
     .order_by(_rows.sender, _rows.kind, _rows.key)
     .with_for_update(of=resources)
 )
-_DROP_PLACEHOLDERS = delete(resources).where(_is_wanted, _rows.version.is_(None))
+_DROP_PLACEHOLDERS = Compiled(delete(resources).where(_is_wanted, _rows.version.is_(None)))
 
 _newer = record_set(
     "newer",
@@ -236,7 +237,7 @@ _is_newer = or_(
     _rows.version < _newer.version,
     and_(_newer.same_version, _rows.version == _newer.version),
 )
-_WRITE_IF_NEWER = (
+_WRITE_IF_NEWER = Compiled(
     update(resources)
     .where(_rows.sender == _newer.sender, _rows.kind == _newer.kind, _rows.key == _newer.key)
     .where(_is_newer)
@@ -281,7 +282,7 @@ _COMPARE = (
 )
 
 _raised = record_set("raised", {**RESOURCE_ID, "revision": BigInteger()}).c
-_RAISE_REVISIONS = (
+_RAISE_REVISIONS = Compiled(
     update(resources)
     .where(_rows.sender == _raised.sender, _rows.kind == _raised.kind, _rows.key == _raised.key)
     .where(_rows.revision < _raised.revision)

@@ -1,0 +1,110 @@
+"""Statements that are compiled once: SQLAlchemy writes them, the driver's connection runs them."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.rows import namedtuple_row
+from sqlalchemy import Connection, Dialect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import ClauseElement
+from sqlalchemy.sql.compiler import SQLCompiler
+
+
+class Compiled:
+    """
+    A statement that costs a third of what `connection.execute` makes of it.
+
+    For what runs with every commit. Its text, the transaction, the schema, the hooks before a
+    statement and the class of an error are SQLAlchemy's. Rows are the driver's: named tuples of
+    what psycopg reads, without SQLAlchemy's types. A list is no parameter of it: lists travel as
+    one JSON parameter.
+    """
+
+    def __init__(self, statement: ClauseElement) -> None:
+        self._statement = statement
+        self._forms: WeakKeyDictionary[Dialect, dict[object, _Form]] = WeakKeyDictionary()
+
+    async def rows(self, connection: AsyncConnection, **parameters: Any) -> list[Any]:
+        """Run it; return its rows, whose columns are attributes. Raises DBAPIError."""
+        return await (await self._run(connection, parameters)).fetchall()
+
+    async def count(self, connection: AsyncConnection, **parameters: Any) -> int:
+        """Run it; return how many rows it touched. Raises DBAPIError."""
+        return (await self._run(connection, parameters)).rowcount
+
+    async def _run(
+        self, connection: AsyncConnection, parameters: Mapping[str, Any]
+    ) -> psycopg.AsyncCursor[Any]:
+        sync = connection.sync_connection
+        assert sync is not None
+        form = self._form_for(sync)
+        values = form.values(parameters)
+        for hook in sync.dispatch.before_cursor_execute:
+            hook(sync, None, form.text, values, None, False)
+        if not sync.in_transaction():
+            sync.begin()  # as `execute` does: so that `commit` and `rollback` know of it
+        driver = sync.connection.driver_connection
+        assert isinstance(driver, psycopg.AsyncConnection)
+        cursor = driver.cursor(row_factory=namedtuple_row)
+        try:
+            return await cursor.execute(form.text, values)
+        except psycopg.Error as error:
+            if driver.closed:
+                # Asked over what is lost SQLAlchemy notices too, and empties its pool.
+                with contextlib.suppress(DBAPIError):
+                    await connection.exec_driver_sql("select 1")
+            raise DBAPIError.instance(
+                form.text,
+                None,
+                error,
+                psycopg.Error,
+                hide_parameters=True,
+                connection_invalidated=driver.closed,
+                dialect=sync.dialect,
+            ) from error
+
+    def _form_for(self, sync: Connection) -> "_Form":
+        """The statement as this engine runs it; compiled when it is asked for first."""
+        schemas = sync.get_execution_options().get("schema_translate_map", {})
+        forms = self._forms.setdefault(sync.dialect, {})
+        key = tuple(schemas.items())
+        if key not in forms:
+            forms[key] = _form(self._statement, sync.dialect, schemas)
+        return forms[key]
+
+
+def _form(statement: ClauseElement, dialect: Dialect, schemas: Mapping[str, str]) -> "_Form":
+    compiled = statement.compile(
+        dialect=dialect, schema_translate_map=schemas, render_schema_translate=True
+    )
+    assert isinstance(compiled, SQLCompiler)
+    fixed: dict[str, Any] = {}
+    asked: list[tuple[str, Callable[[Any], Any]]] = []
+    for bind, name in compiled.bind_names.items():
+        write = bind.type.dialect_impl(dialect).bind_processor(dialect) or _as_it_is
+        if bind.required:
+            asked.append((name, write))
+        else:
+            fixed[name] = write(bind.effective_value)
+    return _Form(text=str(compiled), fixed=fixed, asked=asked)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """A statement in one dialect and one schema."""
+
+    text: str
+    fixed: Mapping[str, Any]  #: values that it brings itself, as the driver takes them
+    asked: Sequence[tuple[str, Callable[[Any], Any]]]  #: what callers give, and how it is written
+
+    def values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self.fixed, **{name: write(parameters[name]) for name, write in self.asked}}

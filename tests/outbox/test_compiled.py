@@ -1,0 +1,88 @@
+"""Statements that are compiled once: to whoever runs them they behave as SQLAlchemy's own."""
+
+import pytest
+from sqlalchemy import bindparam, event, func, select
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.types import Integer, Text
+
+from outbox.compiled import Compiled
+from outbox.store import effect_keys, record_set
+from reconciler.transactions import is_transient, sqlstate_of
+
+pytestmark = pytest.mark.anyio
+
+NUMBERS = record_set("given", {"n": Integer(), "said": Text()}).c
+SAID = Compiled(select(NUMBERS.n, NUMBERS.said).where(NUMBERS.said != "b"))
+DIVIDED = Compiled(select((1 / bindparam("by", type_=Integer())).label("part")))
+TAKE = Compiled(
+    effect_keys.insert().values(
+        destination=bindparam("destination"),
+        idempotency_key="k",
+        effect="e",
+        entry_id=func.gen_random_uuid(),
+        sender="s",
+    )
+)
+FALL = Compiled(select(func.pg_terminate_backend(func.pg_backend_pid())))
+
+
+async def test_rows_travel_as_json_and_come_back_by_name(engine):
+    """Values of the statement's own, of the caller, percent signs: each arrives as it is."""
+    rows = [{"n": 1, "said": "100% %(x)s"}, {"n": 2, "said": "b"}]
+    async with engine.connect() as connection:
+        (found,) = await SAID.rows(connection, rows=rows)
+    assert (1, "100% %(x)s") == (found.n, found.said)
+
+
+async def test_it_lives_in_the_transaction_of_its_connection(engine):
+    async with engine.connect() as connection:
+        async with connection.begin() as transaction:
+            assert 1 == await TAKE.count(connection, destination="d")
+            await transaction.rollback()
+        assert [] == list(await connection.execute(select(effect_keys)))
+
+
+async def test_it_goes_where_the_engine_keeps_the_tables(engine):
+    """One statement, two engines with schemas of their own."""
+    async with engine.connect() as connection:
+        await TAKE.count(connection, destination="d")
+        elsewhere = await connection.execution_options(schema_translate_map={"outbox": "nowhere"})
+        with pytest.raises(Exception, match="nowhere"):
+            await TAKE.count(elsewhere, destination="d")
+
+
+async def test_hooks_see_it(engine):
+    """Who counts or traces statements by SQLAlchemy's hook misses none."""
+    seen = []
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: seen.append(call[2:4]))
+    async with engine.connect() as connection:
+        await DIVIDED.rows(connection, by=1)
+    ((statement, parameters),) = seen
+    assert "AS part" in statement
+    assert 1 in parameters.values()
+
+
+async def test_errors_are_sqlalchemys(engine):
+    """By class, with the server's code."""
+    async with engine.connect() as connection:
+        with pytest.raises(DataError) as divided:
+            await DIVIDED.rows(connection, by=0)
+        await connection.rollback()
+        await TAKE.count(connection, destination="d")
+        await connection.commit()
+        with pytest.raises(IntegrityError) as taken:
+            await TAKE.count(connection, destination="d")
+    assert ("22012", "23505") == (sqlstate_of(divided.value), sqlstate_of(taken.value))
+    assert not is_transient(taken.value)
+
+
+async def test_a_lost_connection_is_noticed_by_its_pool(engine):
+    """What is lost is not lent again, and the error says that trying again may help."""
+    async with engine.connect() as connection:
+        with pytest.raises(OperationalError) as lost:
+            await FALL.rows(connection)
+        assert connection.invalidated
+    assert lost.value.connection_invalidated
+    assert is_transient(lost.value)
+    async with engine.connect() as connection:
+        assert 1 == await connection.scalar(select(1))
