@@ -132,6 +132,14 @@ def results(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [(item["key"], item["result"]) for item in document["items"]]
 
 
+async def test_amounts_are_numbers_in_what_is_printed(world: World):
+    """Versions and ids are texts, because they may be large; a sender's 12.5 stays a number."""
+    world.sender.sets("ord_42", status="created", amount=12.5)
+    item = item_of(await world.document(*ORD_42, "--dry-run"))
+    assert ("1", 12.5) == (item["theirs"]["version"], item["theirs"]["state"]["amount"])
+    assert 12.5 in [one["theirs"] for one in item["differences"]]
+
+
 async def test_a_first_run_by_hand_moves_the_watermark_without_a_daemon(world: World):
     """Nothing ever ran here: the full run says how far it was complete, the next goes on there."""
     newest = world.sender.sets("ord_1", age=3600, status="created")["updated_at"]
