@@ -2,18 +2,17 @@
 
 import asyncio
 import functools
-import json
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 import click
 
+from reconciler import exact_json
 from reconciler.errors import ReconcilerError
 
 SCHEMA = "reconciler.cli/1"
@@ -65,21 +64,22 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def emit(document: Mapping[str, Any]) -> None:
-    """Print one JSON document on stdout."""
-    click.echo(json.dumps({"schema": SCHEMA, **plain(document)}, ensure_ascii=False))
+    """Print one JSON document on stdout; a sender's numbers with all their digits."""
+    click.echo(exact_json.dumps({"schema": SCHEMA, **plain(document)}))
 
 
 def plain(value: Any) -> Any:
     """
-    What JSON can say without loss: times in RFC 3339 UTC, ids as text, decimals exactly.
+    What JSON can say without loss: times in RFC 3339 UTC, ids as text, numbers as they are.
 
+    >>> from decimal import Decimal
     >>> plain({"at": datetime(2026, 12, 1, tzinfo=UTC), "amount": Decimal("12.30")})
-    {'at': '2026-12-01T00:00:00Z', 'amount': '12.30'}
+    {'at': '2026-12-01T00:00:00Z', 'amount': Decimal('12.30')}
     """
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        case Decimal() | UUID():
+        case UUID():
             return str(value)
         case Mapping():
             return {str(name): plain(member) for name, member in value.items()}
@@ -105,6 +105,6 @@ def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...]) -> None:
 
 def printable(value: object) -> str:
     """Text for a terminal: a sender's control characters must not reach it."""
-    value = plain(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    said = plain(value)
+    text = said if isinstance(said, str) else exact_json.dumps(said)
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
