@@ -29,6 +29,7 @@ class Checkpoint:
     refused: int = 0  #: how often incremental requests have been refused since one was answered
     round: int = 1  #: a listing whose pages shift under us is read more than once
     turned: int = 0  #: pages of this round
+    tries: int = 0  #: that have failed at this place
 
     @property
     def begun(self) -> bool:
@@ -58,6 +59,7 @@ class Checkpoint:
             way=self.way if following is None else self.way.step(following.text or ""),
             content=trodden,
             refused=0,
+            tries=0,
         )
 
     def again(self) -> "Checkpoint":
@@ -84,13 +86,23 @@ class Checkpoint:
             "refused": self.refused,
             "round": self.round,
             "turned": self.turned,
+            "tries": self.tries,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> "Checkpoint":
-        """Go on from what an earlier run has left; with nothing, from the first page."""
-        if not value:
+        """
+        Go on from what an earlier run has left; with nothing, from the first page.
+
+        So too with what another version of ours has left, during an upgrade or after going back.
+        """
+        try:
+            return cls._from_json(value) if value else cls()
+        except (KeyError, TypeError, ValueError):
             return cls()
+
+    @classmethod
+    def _from_json(cls, value: Mapping[str, Any]) -> "Checkpoint":
         position = value["position"]
         return cls(
             position=Position.from_json(position) if position is not None else None,
@@ -104,4 +116,5 @@ class Checkpoint:
             refused=value["refused"],
             round=value["round"],
             turned=value["turned"],
+            tries=value.get("tries", 0),
         )

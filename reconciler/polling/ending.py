@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import structlog
@@ -24,7 +25,8 @@ from reconciler.polling.watermark import moved, watermark_of
 FIRST_PAUSE = timedelta(seconds=5)  #: after a failure; each further one doubles it
 LONGEST_PAUSE = timedelta(minutes=5)
 LET_GO_WITHIN = 2.0  #: seconds
-TRIES_AT_ONE_PLACE = 3  #: a broken page that is broken so often may be due to where we came from
+TRIES_AT_ONE_PLACE = 3  #: what fails so often in a row may be due to where we came from ...
+TRIES_WHILE_AWAY = 10  #: ... and so may answers that never come: half an hour of them
 
 log = structlog.get_logger()
 
@@ -138,7 +140,7 @@ async def fail(run: Run, end: End, error: str, *, retry_after: timedelta | None 
     pause = pause_after(failures, draw=run.order.draw())
     if retry_after is not None:
         pause = max(pause, retry_after)
-    checkpoint = _next_beginning(run, end, failures=failures)
+    checkpoint = _next_beginning(run, end)
     refused = checkpoint.refused >= scans.REFUSALS and end is End.REFUSED
 
     async def work(connection: AsyncConnection) -> None:
@@ -148,19 +150,24 @@ async def fail(run: Run, end: End, error: str, *, retry_after: timedelta | None 
         if refused and run.order.mode is Mode.INCREMENTAL:
             await scans.make_due(connection, run.source.slot(Mode.FULL))
 
-    await transact(run.order.engine, work)
+    try:
+        await transact(run.order.engine, work)
+    except LeaseLostError as lost:  # then what went wrong is the other run's to find out
+        run.report.end, run.report.error = End.LEASE_LOST, str(lost)
 
 
-def _next_beginning(run: Run, end: End, *, failures: int) -> Checkpoint:
-    """Where the next run begins: here, unless this place is what fails."""
-    anew = Checkpoint(refused=run.checkpoint.refused)
-    match end:
-        case End.MASS_CHANGE:
-            return anew
-        case End.REFUSED | End.PAGE_BROKEN if failures + 1 >= TRIES_AT_ONE_PLACE:
-            return anew
-        case _:
-            return run.checkpoint
+def _next_beginning(run: Run, end: End) -> Checkpoint:
+    """
+    Where the next run begins: here, unless this place is what fails.
+
+    Only failures at this very place count: a listing that breaks off now and then, each time
+    somewhere further on, must not be begun again for it.
+    """
+    tries = run.checkpoint.tries + 1
+    enough = TRIES_WHILE_AWAY if end is End.AWAY else TRIES_AT_ONE_PLACE
+    if end is End.MASS_CHANGE or tries >= enough:
+        return Checkpoint(refused=run.checkpoint.refused)
+    return replace(run.checkpoint, tries=tries)
 
 
 def pause_after(failures: int, *, draw: float) -> timedelta:

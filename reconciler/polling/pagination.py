@@ -106,6 +106,8 @@ def _following(
         case "offset":
             return _next_offset(position, page)
         case "last_id":
+            if page.count and page.last_key is None:
+                raise PageBrokenError("no item of the page has a key to go on behind")
             text = page.last_key
         case "next_url":
             found = _next(pagination, page)
@@ -129,7 +131,11 @@ def _next_offset(position: Position, page: Page) -> Position | None:
 
 
 def _number(position: Position, first: int) -> int:
-    return first if position.text is None else int(position.text)
+    if position.text is None:
+        return first
+    if not (position.text.isascii() and position.text.isdigit()):
+        raise PageBrokenError("the pass was begun with another style of pagination")
+    return int(position.text)
 
 
 def _next(pagination: Pagination, page: Page) -> str | None:

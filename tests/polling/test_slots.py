@@ -113,7 +113,7 @@ async def test_a_runner_that_was_taken_over_commits_nothing(engine):
 
 async def test_a_lease_is_renewed_while_the_sender_is_slow(engine):
     """A page may take longer than a lease lasts; the slot stays ours all the same."""
-    async with a_world(engine, polling={"lease": "200ms"}) as world:
+    async with a_world(engine, polling={"lease": "900ms"}) as world:
         world.shop.put("ord_1", version=1)
         answer, go = world.shop.answer, asyncio.Event()
 
@@ -123,7 +123,7 @@ async def test_a_lease_is_renewed_while_the_sender_is_slow(engine):
 
         world.shop.answer = slow
         async with (
-            a_world(engine, shop=world.shop, polling={"lease": "200ms"}) as slowed,
+            a_world(engine, shop=world.shop, polling={"lease": "900ms"}) as slowed,
             asyncio.TaskGroup() as group,
         ):
             run = group.create_task(slowed.scan())
