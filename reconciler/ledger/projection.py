@@ -125,6 +125,10 @@ class KindReader:
             created_at=self._time("created_at", place.created_at, obj),
         )
 
+    def key_of(self, obj: Json, *, path: ReadPath) -> str:
+        """Read the key alone, also of what `read` refuses for another reason."""
+        return _key(self.place(path).key, obj)
+
     def locate(self, container: Json, *, path: Literal["list", "get"]) -> Json:
         """
         Follow `from`: from a listed item, or from an answer, to the object that `read` takes.

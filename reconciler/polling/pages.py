@@ -1,8 +1,10 @@
 """One page: each item read, the page held against our rows at once, drift put right."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from decimal import Decimal
 from hashlib import blake2b
 from uuid import UUID
 
@@ -39,7 +41,7 @@ class ReadPage:
     items: Sequence[Listed]  #: one a key, the newest
     poisons: Sequence[Poison]
     count: int  #: of items as listed
-    last_key: str | None
+    last_key: str | None  #: of the last item that has one, usable or not
     keys: list[str]  #: of all items, also where one came twice
     digest: str  #: of what was on the page; "" of an empty one
 
@@ -73,22 +75,27 @@ def read_items(source: Source, answer: Answer) -> ReadPage:
     newest: dict[str, Listed] = {}
     poisons: list[Poison] = []
     keys: list[str] = []
+    last_key: str | None = None
     digest = blake2b(digest_size=12)
     for item in answer.items:
         if isinstance(item, Poison):
             poisons.append(item)
             digest.update(item.raw)
+            last_key = _key_of(source, item) or last_key
             continue
         try:
             listed = _listed(source, item)
         except ProjectionError as error:
             fault = f"a listed item of {source.kind} cannot be read: {error.reason}"
             raw = canonical(item)
-            poisons.append(Poison(raw=raw, fault=fault))
+            poison = Poison(raw=raw, fault=fault)
+            poisons.append(poison)
             digest.update(raw)
+            last_key = _key_of(source, poison) or last_key
             continue
         seen = listed.seen
         keys.append(seen.key)
+        last_key = seen.key
         digest.update(f"{len(seen.key)}:{seen.key}@{seen.version}".encode())
         before = newest.get(seen.key)
         if before is None or _is_newer(seen, before.seen):
@@ -97,7 +104,7 @@ def read_items(source: Source, answer: Answer) -> ReadPage:
         items=list(newest.values()),
         poisons=poisons,
         count=len(answer.items),
-        last_key=keys[-1] if keys else None,
+        last_key=last_key,
         keys=keys,
         digest=digest.hexdigest() if answer.items else "",
     )
@@ -115,6 +122,17 @@ def _listed(source: Source, item: Json) -> Listed:
         digits = reader.changed_digits(found, path="list") if written is None else written
         stamp = Stamp(ns=seen.changed_at, digits=digits)
     return Listed(seen=seen, object=found, stamp=stamp)
+
+
+def _key_of(source: Source, poison: Poison) -> str | None:
+    """The key of an item beyond use, where a listing goes on behind it."""
+    reader = source.rules.reader
+    try:
+        found = reader.locate(json.loads(poison.raw, parse_float=Decimal), path="list")
+        key = reader.key_of(found, path="list")
+    except (ProjectionError, ValueError, ArithmeticError, RecursionError):
+        return None
+    return None if "\0" in key else key  # no checkpoint could keep it
 
 
 def _is_newer(seen: Observation, before: Observation) -> bool:
@@ -152,7 +170,7 @@ async def judge(  # noqa: PLR0913 - one page and what it is judged by
                 pass
             case Step.LEAVE:
                 judged.left.append(one)
-                reach = reach.left(one.item.stamp) if one.item.stamp else reach
+                reach = reach.left(one.item.stamp)
             case Step.CORRECT | Step.READ:
                 # a request for a read too is made under the row's lock, where it is judged again
                 judged.events.append(

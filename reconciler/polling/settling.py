@@ -178,10 +178,15 @@ async def _saved(  # noqa: PLR0913 - what a page has come to
 
 
 def _page_wise(run: Run, checkpoint: Checkpoint) -> tuple[Stamp, str] | None:
-    """The watermark after this page, where the listing's order lets it move before the end."""
+    """
+    The watermark after this page, where the listing's order lets it move before the end.
+
+    A listing that is said to be in order and is not moves it at the end, as any other.
+    """
     listing = run.source.listing
     assert listing is not None
-    whole_only = listing.order != "oldest" or run.rounds.shifts
+    in_order = listing.order == "oldest" and not checkpoint.reach.shuffled
+    whole_only = not in_order or run.rounds.shifts
     if whole_only or run.order.mode is not Mode.INCREMENTAL:
         return None
     found = watermark_of(checkpoint.reach, pass_started=run.pass_started_ns)
@@ -207,8 +212,8 @@ async def _keep_failed(
             )
             await fetches.request(connection, [wish])
             continue
-        if seen.changed_at is not None:
-            judged.reach = judged.reach.left(Stamp(ns=seen.changed_at))
+        stamp = None if seen.changed_at is None else Stamp(ns=seen.changed_at)
+        judged.reach = judged.reach.left(stamp)
         await quarantine.keep(connection, event.sender, event.raw, {}, result.fault, event.event_id)
 
 
