@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, timedelta
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -24,6 +24,7 @@ from reconciler.polling.sources import Apis, Sources
 from reconciler.polling.waiting import first_of
 from reconciler.settings.models import PollingSettings
 
+AFTER_A_CRASH = timedelta(seconds=30)  #: of a scan that could not even write down its failure
 AT_ONCE = {Mode.FULL: 2, Mode.INCREMENTAL: 4}  #: scans of one sender under way here
 
 log = structlog.get_logger()
@@ -123,6 +124,7 @@ class Turns:
         known = self._slots()
         if not self.registered:
             await scans.register(connection, known)
+            await scans.bring_forward(connection, known)
         due = [slot for slot in await scans.due(connection) if slot in known]
         if any(slot.mode is Mode.INCREMENTAL for slot in due):
             states = await baselines.states(connection)
@@ -135,8 +137,13 @@ class Turns:
             ]
         return due
 
-    def _slots(self) -> set[Slot]:
-        return {source.slot(mode) for source in self.sources.values() for mode in source.modes}
+    def _slots(self) -> dict[Slot, timedelta]:
+        """The slots that are configured, and the interval of each."""
+        return {
+            source.slot(mode): source.interval(mode)
+            for source in self.sources.values()
+            for mode in source.modes
+        }
 
     async def _run(self, slot: Slot) -> None:
         """One scan; whatever happens to it, it happens to no other."""
@@ -158,5 +165,8 @@ class Turns:
         except (DatabaseAwayError, BusyError) as error:
             log.warning("scan.not_run", sender=slot.sender, kind=slot.kind, error=str(error))
             await pause(self.stop, self.settings.poll)
+        except Exception:
+            log.exception("scan.not_run", sender=slot.sender, kind=slot.kind, mode=slot.mode.value)
+            await pause(self.stop, AFTER_A_CRASH)
         finally:
             self.running.discard(slot)

@@ -12,6 +12,7 @@ from reconciler.polling.scans.leasing import (
 )
 from reconciler.polling.scans.table import REFUSALS
 from reconciler.polling.scans.turns import (
+    bring_forward,
     due,
     make_due,
     register,
@@ -25,6 +26,7 @@ __all__ = [
     "REFUSALS",
     "Mode",
     "begin_pass",
+    "bring_forward",
     "complete",
     "due",
     "fail",

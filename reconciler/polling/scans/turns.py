@@ -1,6 +1,6 @@
 """Whose turn it is: when slots are due, and where the next scan begins."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -50,6 +50,22 @@ async def set_watermark(
             due_at=func.clock_timestamp() + interval(next_in),
         )
     )
+
+
+async def bring_forward(connection: AsyncConnection, intervals: Mapping[Slot, timedelta]) -> None:
+    """
+    Let no slot wait longer than its interval as it is now configured.
+
+    It may have been completed under a longer one, or by a clock that was set back since.
+    """
+    for slot, every in sorted(intervals.items()):
+        latest = func.clock_timestamp() + interval(every)
+        turn = func.least(latest, scans.c.last_completed_at + interval(every))
+        await connection.execute(
+            update(scans)
+            .where(is_slot(slot), scans.c.failures == 0, scans.c.due_at > turn)
+            .values(due_at=turn)
+        )
 
 
 async def make_due(connection: AsyncConnection, slot: Slot) -> None:
