@@ -80,20 +80,9 @@ async def reconciled(config: Path | None, **wanted: Any) -> "Reconciled":
 def show(done: "Reconciled") -> None:
     """What differed, field by field; what was done about it; what it asked for."""
     for item in plain(done.items):
-        click.echo(f"{item['sender']} {item['kind']} {printable(item['key'])}  {item['result']}")
-        if item["drift"]:
-            click.echo(f"  drift    {item['drift']}")
-        for name in ("ours", "theirs"):
-            side = item[name]
-            click.echo(f"  {name:<8} {'nothing' if side is None else version_of(side)}")
-        for one in item["differences"]:
-            ours, theirs = printable(one["ours"]), printable(one["theirs"])
-            click.echo(f"  ~ {printable(one['path']):<20} {ours}  ->  {theirs}")
-        for effect in item["effects"]:
-            click.echo(f"  + {effect['effect']} at {effect['destination']}")
-            click.echo(f"    key {printable(effect['idempotency_key'])}")
-        if item.get("error"):
-            click.echo(f"  failed   {printable(item['error'])}")
+        show_item(item)
+    if done.omitted:
+        click.echo(f"... and {done.omitted} more that were not in sync")
     for scan in done.scans:
         facts = scan.facts()
         figures = ", ".join(
@@ -105,6 +94,23 @@ def show(done: "Reconciled") -> None:
             click.echo(f"  {printable(scan.error)}")
     if done.dry_run:
         click.echo("rolled back: nothing was kept")
+
+
+def show_item(item: dict[str, Any]) -> None:
+    click.echo(f"{item['sender']} {item['kind']} {printable(item['key'])}  {item['result']}")
+    if item["drift"]:
+        click.echo(f"  drift    {item['drift']}")
+    for name in ("ours", "theirs"):
+        side = item[name]
+        click.echo(f"  {name:<8} {'nothing' if side is None else version_of(side)}")
+    for one in item["differences"]:
+        ours, theirs = printable(one["ours"]), printable(one["theirs"])
+        click.echo(f"  ~ {printable(one['path']):<20} {ours}  ->  {theirs}")
+    for effect in item["effects"]:
+        click.echo(f"  + {effect['effect']} at {effect['destination']}")
+        click.echo(f"    key {printable(effect['idempotency_key'])}")
+    if item.get("error"):
+        click.echo(f"  failed   {printable(item['error'])}")
 
 
 def version_of(side: dict[str, Any]) -> str:

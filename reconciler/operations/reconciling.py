@@ -20,6 +20,7 @@ from reconciler.polling.slots import Mode
 from reconciler.polling.sources import Source, source_of
 from reconciler.transactions import transact
 
+MOST_TOLD = 16 * 2**20  #: characters of items in one report; a listing may be any length
 CORRECTABLE = frozenset({Fate.WOULD_CORRECT, Fate.CORRECTED, Fate.GONE})
 
 
@@ -31,6 +32,8 @@ class Reconciled:
     dry_run: bool
     items: list[Item] = field(default_factory=list)
     scans: list[ScanReport] = field(default_factory=list)
+    omitted: int = 0  #: items that were not in sync either, and are only counted
+    told: int = 0  #: characters of those that are kept, about
 
     @property
     def failed(self) -> bool:
@@ -40,13 +43,15 @@ class Reconciled:
 
     @property
     def drifted(self) -> bool:
-        return any(item["result"] in CORRECTABLE for item in self.items)
+        told = any(item["result"] in CORRECTABLE for item in self.items)
+        return told or (self.omitted > 0 and any(scan.corrected for scan in self.scans))
 
     def document(self) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
             "dry_run": self.dry_run,
             "items": self.items,
+            "omitted": self.omitted,
             "scans": [scan.facts() for scan in self.scans],
             "next": None,
         }
@@ -124,7 +129,10 @@ async def _reconcile_kind(
     def note(item: Item) -> None:
         if item["result"] == Fate.IN_SYNC:  # a read has settled what the listing had doubts about
             found.pop(str(item["key"]), None)
+        elif done.told >= MOST_TOLD:
+            done.omitted += 1
         else:
+            done.told += len(str(item))
             found[str(item["key"])] = item
 
     order = Order(
