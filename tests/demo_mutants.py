@@ -19,11 +19,6 @@ PARTS = {
         after='return {(row["sender"], row["event_id"]) for row in rows}',
     ),
     "guard": GUARD,
-    "guard for corrections": replace(
-        GUARD,
-        before="and (held.version is None or seen.version > held.version)\n",
-        after="and True\n",
-    ),
     "stable key of an entry": STABLE_KEY,
     "stable key of a change": replace(
         STABLE_KEY,
