@@ -132,6 +132,10 @@ def framing_fault(scope: Scope) -> str | None:
     names = [name for name, _ in scope["headers"]]
     if b"content-length" in names and b"transfer-encoding" in names:
         return "both Content-Length and Transfer-Encoding"
+    if b"transfer-encoding" in names and scope["http_version"] == "1.0":
+        return "Transfer-Encoding in HTTP/1.0"
+    if b"upgrade" in names and (b"content-length" in names or b"transfer-encoding" in names):
+        return "a body behind an Upgrade"  # the parser reads on in the other protocol
     if names.count(b"host") > 1 or (b"host" not in names and scope["http_version"] == "1.1"):
         return "not exactly one Host"
     return None
@@ -206,7 +210,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if self.in_head:  # a trailer is no header (RFC 9110, 6.5.1)
+            super().on_header(name, value)
         self.count(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:

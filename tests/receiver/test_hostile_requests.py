@@ -147,6 +147,42 @@ async def test_framing_that_a_proxy_could_read_differently_is_refused(
         await works(shop)
 
 
+async def test_a_trailer_is_no_header(engine: AsyncEngine, tmp_path: Path):
+    """What comes after the body, where proxies do not look, says nothing of the delivery."""
+    async with receiving(engine, tmp_path) as shop:
+        body = body_of(order("evt_1"))
+        lines = [f"{name}: {value}" for name, value in signed(body).items()]
+        request = (
+            b"POST /webhooks/shop HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+        )
+
+        answer = await shop.talk(request + "\r\n".join([*lines, "", ""]).encode())
+
+        assert answer.startswith(b"HTTP/1.1 401")
+        await works(shop)
+
+
+@pytest.mark.parametrize(
+    ("version", "lines"),
+    [
+        pytest.param("1.0", "Transfer-Encoding: chunked", id="chunks of old"),
+        pytest.param(
+            "1.1", "Content-Length: 5\r\nConnection: Upgrade\r\nUpgrade: h2c", id="upgrade"
+        ),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_told_from_a_wrong_signature(
+    engine: AsyncEngine, tmp_path: Path, version: str, lines: str
+):
+    """A body in HTTP/1.0 has no chunks (RFC 9112, 6.1); one behind an Upgrade is not read."""
+    async with receiving(engine, tmp_path) as shop:
+        request = f"POST /webhooks/shop HTTP/{version}\r\nHost: x\r\n{lines}\r\n\r\n0\r\n\r\n"
+
+        assert (await shop.talk(request.encode())).startswith(b"HTTP/1.1 400")
+        await works(shop)
+
+
 async def test_a_request_without_a_host_is_none(engine: AsyncEngine, tmp_path: Path):
     async with receiving(engine, tmp_path) as shop:
         request = b"POST /webhooks/shop HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"
