@@ -135,8 +135,8 @@ MUTANTS = (
     Mutant(
         promise="P13",
         file="reconciler/polling/checkpoint.py",
-        before="        if not value:\n",
-        after="        if True:\n",
+        before="return cls._from_json(value) if value else cls()",
+        after="return cls()",
         story="tests/stories/test_p13_p14_scans.py::"
         "test_p13_a_scan_killed_between_two_pages_goes_on_where_it_was",
     ),

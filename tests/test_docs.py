@@ -175,7 +175,7 @@ def test_the_pages_show_commands():
 
 
 @pytest.mark.anyio
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_every_command_that_the_pages_show_runs(tmp_path: Path, database_url: str):
     """Beside a running daemon, on a world that has what they ask about; each exits with 0."""
     async with a_world(tmp_path, database_url) as world, world.serving():
