@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Literal
 KeyFormat = Literal["text", "uuid"]
 
 HASHED_PREFIX = "h-"
+PRINTABLE = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # ASCII, with no space at either end
 REASON_LIMIT = 500  # characters kept of anything that explains a failure
 
 
@@ -83,9 +85,8 @@ def bounded(text: str) -> str:
 
 def _goes_out_unchanged(key: str, *, max_length: int) -> bool:
     return (
-        1 <= len(key) <= max_length
-        and all(" " <= character <= "~" for character in key)
-        and key.strip(" ") == key
+        len(key) <= max_length
+        and PRINTABLE.fullmatch(key) is not None
         and not key.startswith(HASHED_PREFIX)
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -34,24 +34,36 @@ def entry_for(
     try:
         refusal = effect.gate.refusal(cause, own)
     except UNUSABLE as error:
-        return unjudged(effect, cause, fault=str(error))
+        return entry_of(effect, cause, fault=str(error))
     if refusal is not None:
         return refusal
-    entry = unjudged(effect, cause, skip=reason_to_skip(effect, cause, now=now))
+    skip = reason_to_skip(effect, cause, now=now)
+    key = None
     try:
         key = effect.destination.outgoing(key_of(effect, cause, own))
-        entry = replace(entry, idempotency_key=key)
         call = call_of(effect, own)
     except UNUSABLE as error:
-        return faulty(entry, str(error))
-    return replace(entry, method=call.method, path=call.path, headers=call.headers, body=call.body)
+        if skip is None:
+            return entry_of(effect, cause, key=key, fault=str(error))
+        # what is skipped anyway stays so: history must not come alive
+        return entry_of(effect, cause, key=key, skip=f"{skip} (unrendered: {error})")
+    return entry_of(effect, cause, key=key, call=call, skip=skip)
 
 
-def unjudged(
-    effect: Effect, cause: Cause, *, skip: str | None = None, fault: str | None = None
+def entry_of(  # noqa: PLR0913 - what may be missing of an entry
+    effect: Effect,
+    cause: Cause,
+    *,
+    key: str | None = None,
+    call: Call | None = None,
+    skip: str | None = None,
+    fault: str | None = None,
 ) -> NewEntry:
-    """What an entry says whatever its call may be."""
+    """The entry that *effect* owes *cause*, as far as it could be rendered."""
     event = cause.event
+    rendered: dict[str, Any] = {}
+    if call is not None:
+        rendered = {name: getattr(call, name) for name in ("method", "path", "headers", "body")}
     return NewEntry(
         sender=event.sender,
         event_id=event.event_id,
@@ -62,19 +74,13 @@ def unjudged(
         position=effect.position,
         ordered=effect.destination.ordered,
         destination=effect.destination.name,
-        idempotency_key=None,
+        idempotency_key=key,
         lasting=effect.lasting,
         idempotent=effect.idempotent,
         skip=skip,
         fault=fault,
+        **rendered,
     )
-
-
-def faulty(entry: NewEntry, fault: str) -> NewEntry:
-    """*entry* without a call. What is skipped anyway stays so: history must not come alive."""
-    if entry.skip is None:
-        return replace(entry, fault=fault)
-    return replace(entry, skip=f"{entry.skip} (unrendered: {fault})")
 
 
 def reason_to_skip(effect: Effect, cause: Cause, *, now: datetime | None) -> str | None:

@@ -106,7 +106,7 @@ def _delivered(
         if held.deleted and not seen.deleted and rule.has_get:
             # only a read revives: "newer" may be older news about a thing that came back
             return Decision(outcome=Outcome.DEFERRED, held=held, request="newer than deleted")
-        return replace(_newer(held, event, seen, rule), fact=True)
+        return _newer(held, event, seen, rule, fact=True)
     if twice or seen.version < held.version:
         return Decision(outcome=Outcome.STALE, held=held, fact=not twice, stale=True)
     return _at_our_version(held, event, seen, rule)
@@ -116,8 +116,10 @@ def _at_our_version(held: Held, event: Event, seen: Observation, rule: KindRule)
     if seen.deleted and not held.deleted and not (rule.has_get and rule.gone_means_deleted):
         # The sender says that it is deleted, and no read could ever say so: believe it. Should
         # it have been made again since, at the same version, a read that finds it revives it.
-        written = replace(_newer(held, event, seen, rule), fact=True, same_version=True)
-        return replace(written, request="deleted at our version" if rule.has_get else None)
+        written = _newer(held, event, seen, rule, fact=True)
+        return replace(
+            written, same_version=True, request="deleted at our version" if rule.has_get else None
+        )
     if seen.deleted or held.deleted:
         other = seen.deleted != held.deleted
     else:
@@ -206,7 +208,9 @@ def _observed(
     return replace(_newer(held, event, replace(seen, version=version), rule), settles=True)
 
 
-def _newer(held: Held, event: Event, seen: Observation, rule: KindRule) -> Decision:
+def _newer(
+    held: Held, event: Event, seen: Observation, rule: KindRule, *, fact: bool = False
+) -> Decision:
     """The row with *seen* written over it; the caller has compared the versions."""
     keeps_state = seen.deleted and held.state is not None  # the last state of what is deleted
     after = replace(
@@ -226,6 +230,7 @@ def _newer(held: Held, event: Event, seen: Observation, rule: KindRule) -> Decis
         change=_change(held, seen),
         previous=None if held.version is None else held,
         written=True,
+        fact=fact,
         drift=(_drift(held) if found_out else None),
         request="fields are missing" if partial and rule.has_get else None,
     )

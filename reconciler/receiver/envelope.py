@@ -153,7 +153,8 @@ def _observation(kind: KindContract, event_type: str, context: Mapping[str, Json
         observation = kind.reader.read(source, path="event")
     except ProjectionError as error:
         raise _UnusableError(str(error)) from None
-    return replace(observation, deleted=kind.reader.deleted_on(event_type))
+    deleted = kind.reader.deleted_on(event_type)
+    return replace(observation, deleted=True) if deleted else observation
 
 
 def _occurred_at(contract: SenderContract, context: Mapping[str, Json]) -> datetime | None:
