@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import structlog
 from reconciler import embedded, http_server, migrate
 from reconciler.daemon_parts import Parts
 from reconciler.database import connect
-from reconciler.errors import ConfigError
+from reconciler.errors import BusyError, ConfigError, ReconcilerError
 from reconciler.lifecycle import on_signal, until_told
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import uses_private
@@ -50,7 +51,12 @@ def main(loaded: Loaded, *, roles: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def bound(key: str, loaded: Loaded, *, needed: bool = True):  # type: ignore[no-untyped-def]
-    """A listening socket for `server.<key>`; None where the role does not need one."""
+    """
+    A listening socket for `server.<key>`; None where the role does not need one.
+
+    An address that another process holds, or that this host does not have yet, may be free the
+    next time: only what no restart can mend is a matter of configuration.
+    """
     if not needed:
         yield None
         return
@@ -58,7 +64,14 @@ def bound(key: str, loaded: Loaded, *, needed: bool = True):  # type: ignore[no-
     try:
         listener = http_server.bind(address)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"server.{key} = {address!r} cannot be listened on: {error}") from error
+        told = f"server.{key} = {address!r} cannot be listened on: {error}"
+        match getattr(error, "errno", None):
+            case errno.EADDRINUSE:
+                raise BusyError(told) from error
+            case errno.EADDRNOTAVAIL:
+                raise ReconcilerError(told) from error
+            case _:
+                raise ConfigError(told) from error
     with listener:
         yield listener
 
