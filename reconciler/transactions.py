@@ -89,7 +89,7 @@ async def transact_once(
     async with engine.connect() as connection:
         try:
             async with connection.begin():
-                server = await server_connection(connection)
+                server = server_connection(connection)
                 server.commit_unconfirmed = False
                 if settle:
                     await connection.execute(
@@ -109,10 +109,10 @@ async def transact_once(
         return result
 
 
-async def server_connection(connection: AsyncConnection) -> "ServerConnection":
+def server_connection(connection: AsyncConnection) -> "ServerConnection":
     """The psycopg connection under *connection*."""
-    pooled = await connection.get_raw_connection()
-    server = pooled.driver_connection
+    assert connection.sync_connection is not None
+    server = connection.sync_connection.connection.driver_connection
     assert isinstance(server, ServerConnection)
     return server
 

@@ -20,8 +20,12 @@ Kind = tuple[str, str]
 
 
 async def load(connection: AsyncConnection, batch: Batch) -> Mapping[Kind, Baseline]:
-    """The baselines that this batch needs; none where nothing is seen for the first time."""
-    kinds = {(case.event.sender, case.kind.kind) for case in batch.cases if is_first_sight(case)}
+    """The baselines that this batch needs: of what is seen first, unless it fires anyhow."""
+    kinds = {
+        (case.event.sender, case.kind.kind)
+        for case in batch.cases
+        if is_first_sight(case) and not is_over(case.kind, None)
+    }
     return await baselines.states(connection, kinds) if kinds else {}
 
 

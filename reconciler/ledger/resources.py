@@ -68,11 +68,12 @@ async def lock(connection: AsyncConnection, ids: Collection[ResourceId]) -> Lock
     What is missing is inserted first, without a version, so that there is a row to lock: of two
     writers who see a resource first, the second must read what the first one wrote.
     """
-    wanted = resource_rows(ids)
-    inserted = await _INSERT_MISSING.rows(connection, rows=wanted)
+    inserted = await _INSERT_MISSING.rows(connection, rows=resource_rows(ids))
     placeholders = {(row.sender, row.kind, row.key) for row in inserted}
-    locked = await _LOCK.rows(connection, rows=wanted)
-    before = {(row.sender, row.kind, row.key): held_of(row) for row in locked}
+    before = dict.fromkeys(placeholders, Held())  # what we inserted is locked by that
+    if others := set(ids) - placeholders:
+        locked = await _LOCK.rows(connection, rows=resource_rows(others))
+        before |= {(row.sender, row.kind, row.key): held_of(row) for row in locked}
     return Locked(before=before, now=dict(before), placeholders=placeholders)
 
 
