@@ -101,7 +101,7 @@ class DatabaseWatch:
                 if not self.prepared.is_set():
                     await self.prepare()
                 else:
-                    await check_durable(self.engine)
+                    await check_durable(self.engine, warn=False)  # that was said at the start
                     await migrate.require_current(self.engine)
         except (DatabaseAwayError, TimeoutError) as error:
             return str(error) or "the database does not answer"

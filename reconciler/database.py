@@ -150,12 +150,12 @@ def milliseconds(duration: timedelta) -> str:
     return f"{max(1, duration // timedelta(milliseconds=1))}ms"
 
 
-async def check_durable(engine: AsyncEngine) -> None:
+async def check_durable(engine: AsyncEngine, *, warn: bool = True) -> None:
     """
     See that a commit of ours is on disk, and on every synchronous standby, when it returns.
 
     Raises DatabaseAwayError on a standby or without a server, ConfigError where
-    `synchronous_commit` is weaker than `on`. `fsync = off` is only warned of.
+    `synchronous_commit` is weaker than `on`. `fsync = off` is only warned of, where *warn*.
     """
 
     async def look(connection: AsyncConnection) -> tuple[bool, str, str]:
@@ -177,7 +177,7 @@ async def check_durable(engine: AsyncEngine) -> None:
             f"synchronous_commit is {commit}: an acknowledged event could be lost in a crash",
             hint="alter role or database: set synchronous_commit = on",
         )
-    if fsync != "on":
+    if fsync != "on" and warn:
         log.warning("database.fsync_off", consequence="a power cut loses acknowledged events")
 
 
