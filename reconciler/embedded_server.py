@@ -25,7 +25,9 @@ from reconciler.errors import ConfigError, DatabaseAwayError
 
 log = structlog.get_logger()
 
-ROLE: Final = "reconciler"  #: the server's one role, and the name of its database
+ROLE: Final = "reconciler_owner"  #: the server's one role
+DATABASE: Final = "reconciler"  #: its one database
+# The role is not named like our schema: "$user" in a search path would put the user's tables there.
 SOCKET_NAME: Final = ".s.PGSQL.5432"
 SOCKET_PATH_MAX: Final = 107  #: bytes; the kernel's limit for the path of a socket
 STARTED_WITHIN: Final = timedelta(minutes=2)  #: recovery after a crash included
@@ -122,9 +124,9 @@ class Server:
             if self.has_ended():
                 self.launch()
         with psycopg.connect(url_of(self.socket, database="postgres"), autocommit=True) as server:
-            known = server.execute("select 1 from pg_database where datname = %s", (ROLE,))
+            known = server.execute("select 1 from pg_database where datname = %s", (DATABASE,))
             if known.fetchone() is None:
-                server.execute(f"create database {ROLE}")
+                server.execute(f"create database {DATABASE}")
 
     def launch(self) -> None:
         """Start the process, in this thread, and do not wait for it."""
@@ -259,6 +261,6 @@ def socket_directory(state: Path, *, account: Account) -> Path:
     return far
 
 
-def url_of(socket: Path, *, database: str = ROLE) -> str:
+def url_of(socket: Path, *, database: str = DATABASE) -> str:
     """A libpq URL without a password: reaching the socket's directory is what lets one in."""
     return f"postgresql://{ROLE}@/{database}?host={quote(str(socket), safe='/')}"

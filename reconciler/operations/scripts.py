@@ -3,6 +3,7 @@
 from typing import Any
 
 import psycopg
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.errors import ReconcilerError
@@ -12,9 +13,12 @@ async def run_script(engine: AsyncEngine, script: str) -> list[list[dict[str, An
     """
     Run *script* in one transaction, all or nothing; the rows of each statement that has any.
 
+    Names resolve as they do for `apply` statements: by `[database] search_path`.
     Raises ReconcilerError with the server's own words and the position.
     """
     async with engine.begin() as connection:
+        if path := engine.sync_engine.get_execution_options().get("user_search_path"):
+            await connection.execute(select(func.set_config("search_path", path, True)))
         raw = await connection.get_raw_connection()
         driver = raw.driver_connection
         assert isinstance(driver, psycopg.AsyncConnection)
