@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from reconciler.database import transact
 from reconciler.ledger import baselines
 from reconciler.polling import scans
-from reconciler.polling.report import Fate, Item, ScanReport
+from reconciler.polling.report import End, Fate, Item, ScanReport
 from reconciler.polling.run import Order
 from reconciler.polling.scan import run_scan
 from reconciler.polling.single import reconcile_one
@@ -22,9 +22,9 @@ async def reconcile_kind(order: Order, *, full: bool = False) -> ScanReport:
     """
     Scan as *order* says, but for its mode: incremental once the baseline is complete, else full.
 
-    Reads that the scan asks for are done here. `order.note` takes every listed item that is not
-    in sync, and then every one that was read. Before the baseline a whole kind fires nothing: that
-    takes naming one resource.
+    Reads that the scan asks for are done here, as far as one more deadline allows. `order.note`
+    takes every listed item that is not in sync, and then every one that was read. Before the
+    baseline a whole kind fires nothing: that takes naming one resource.
 
     Raises BusyError while another run holds the slot.
     """
@@ -33,9 +33,18 @@ async def reconcile_kind(order: Order, *, full: bool = False) -> ScanReport:
     report = await run_scan(replace(order, mode=mode, by_person=True, note=noting))
     assert report is not None  # only scheduled runs may find that it is not due
     keys = iter(report.asked_keys)
-    async with asyncio.TaskGroup() as readers:
-        for _ in range(READERS):
-            readers.create_task(_read(order, report, keys))
+    try:
+        async with asyncio.timeout(order.policy.deadline.total_seconds()) as deadline:
+            async with asyncio.TaskGroup() as readers:
+                for _ in range(READERS):
+                    readers.create_task(_read(order, report, keys))
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        report.end, report.error = (
+            End.DEADLINE,
+            "not everything could be read in time",
+        )
     return report
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.database import engine_for
 from reconciler.polling import schedule
+from reconciler.polling.by_hand import reconcile_kind
 from reconciler.polling.report import End, ScanReport
 from reconciler.polling.slots import Mode
 from tests.cases.listing import Paged, listed
@@ -255,3 +256,25 @@ async def test_a_statement_that_hangs_ends_with_its_run(
         assert End.COMPLETED == report.end
         await world.reconcile("ord_1")
         assert {"ord_1": 1} == await world.held()
+
+
+async def test_a_person_is_not_kept_for_ever_by_reads_that_hang(engine: AsyncEngine) -> None:
+    """The listing answers and says that six orders differ; asked for one of them, it drips."""
+    shop = Paged()
+    answer = shop.answer
+
+    async def sometimes(request: Request) -> Reply:
+        return await answer(request) if request.path == "/v1/orders" else DRIP
+
+    shop.answer = sometimes  # type: ignore[method-assign]
+    async with a_world(
+        engine, shop=shop, listed=listed("cursor"), polling={"deadline": "600ms"}
+    ) as world:
+        for number in range(6):
+            await world.webhook(shop.put(f"ord_{number}", version=1))
+            shop.put(f"ord_{number}", version=1, status="other")
+        async with asyncio.timeout(10):
+            report = await reconcile_kind(world.order())
+        assert End.DEADLINE == report.end
+        # whoever runs next makes them
+        assert 6 == await world.value("select count(*) from reconciler.fetch_requests")

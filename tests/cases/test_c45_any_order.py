@@ -132,7 +132,9 @@ TIES = ("first", "second", "first again", "listing", "second again")
 
 
 @pytest.mark.parametrize("truth", ["first", "second"])
-@pytest.mark.parametrize("steps", [TIES, TIES[::-1], ("second", "listing", "first"),
+@pytest.mark.parametrize("steps", [TIES, TIES[::-1], ("first", "second", "first again"),
+                                   ("second", "first", "second again"),
+                                   ("second", "listing", "first"),
                                    ("listing", "first", "second", "first again")])  # fmt: skip
 async def test_of_two_states_at_one_version_the_senders_own_answer_decides(
     engine: AsyncEngine, truth: str, steps: tuple[str, ...]
