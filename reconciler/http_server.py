@@ -32,6 +32,8 @@ class Limits:
     """How long requests under way may take once we stop."""
     connections: int = 1000
     """How many connections may be open; further ones are answered 503 and closed."""
+    pipelined: int = 16
+    """How many requests may wait on one connection for the answer before theirs."""
     head_bytes: int = 64 * 1024
     """How large request line and headers may be together."""
     head_lines: int = 100
@@ -217,6 +219,9 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self.in_head = False
         self.head_arrived()
+        if len(self.pipeline) >= self.limits.pipelined:  # each takes far more than its bytes
+            self.refuse(503, b"retry-after: 5\r\n")
+            raise _TooMuchError
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -261,7 +266,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 class _TooMuchError(Exception):
-    """Ends the parser's work on a head that has been refused."""
+    """Ends the parser's work on a connection that has been refused."""
 
 
 class _ToOurLog(logging.Handler):

@@ -202,6 +202,22 @@ async def test_connections_have_a_limit():
         assert b"HTTP/1.1 200" in await first
 
 
+async def test_requests_that_wait_on_one_connection_have_a_limit():
+    """
+    Thousands of requests fit into what is read at once, and each takes a hundred times its bytes.
+    Who sends so many before an answer is told to come again; a few are answered in their order.
+    """
+    async with serving() as server:
+        last = GET.replace(b"Host", b"Connection: close\r\nHost")
+        assert 10 == (await server.talk(GET * 9 + last)).count(b"HTTP/1.1 200")
+        server.free.clear()
+
+        refused = await server.talk(GET * 100)
+
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert 11 == server.requests
+
+
 async def test_a_stop_answers_what_is_under_way_and_closes_what_is_idle():
     """
     One connection is idle, one request is being worked on. On stop the idle one is closed, new
