@@ -19,7 +19,7 @@ def configure(
     out = stream or sys.stderr
     terminal = out.isatty() and not as_json
     renderer: Any = (
-        structlog.dev.ConsoleRenderer()
+        structlog.dev.ConsoleRenderer(timestamp_key="ts", pad_event_to=0)
         if terminal
         else structlog.processors.JSONRenderer(ensure_ascii=True, sort_keys=False)
     )

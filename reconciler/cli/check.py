@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from reconciler.cli.shared import config_option, emit, json_option, reports_errors, run
+from reconciler.cli.shared import (
+    config_option,
+    counted,
+    emit,
+    json_option,
+    reports_errors,
+    run,
+)
 
 
 @click.command("check")
@@ -32,8 +39,9 @@ def command(*, config: Path | None, online: bool, as_json: bool) -> None:
             click.echo(f"error: {problem['text']}", err=True)
         for warning in found["warnings"]:
             click.echo(f"warning: {warning['text']}", err=True)
-        errors, warnings = len(found["problems"]), len(found["warnings"])
-        click.echo(f"{errors} errors, {warnings} warnings", err=bool(errors))
+        errors = counted(len(found["problems"]), "error")
+        warnings = counted(len(found["warnings"]), "warning")
+        click.echo(f"{errors}, {warnings}", err=bool(found["problems"]))
         for line in found["online"]:
             click.echo(line)
     sys.exit(78 if found["problems"] else 0)

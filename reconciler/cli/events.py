@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from reconciler.cli.shared import (
+    body_of,
     config_option,
     emit,
     json_option,
@@ -16,8 +17,8 @@ from reconciler.cli.shared import (
     table,
 )
 
-COLUMNS = ("processed_at", "sender", "event_id", "event_type", "kind", "key", "version", "outcome")
-KEPT = ("last_seen_at", "sender", "event_id", "failures", "fault", "id")
+COLUMNS = ("processed_at", "outcome", "sender", "event_type", "kind", "key", "version", "event_id")
+KEPT = ("last_seen_at", "failures", "sender", "event_id", "fault")
 
 
 @click.group("events")
@@ -48,7 +49,7 @@ def list_(
     *, config: Path | None, as_json: bool, limit: int, after: str | None, **equal: str | None
 ) -> None:
     """
-    List events, the latest first.
+    List events, the latest first; what is in quarantine is listed by `--outcome quarantined`.
 
     \b
     Example:
@@ -83,10 +84,17 @@ def show(*, sender: str, event_id: str, config: Path | None, as_json: bool) -> N
     if as_json:
         emit(found)
         return
-    for name, value in plain(found).items():
-        if name != "outbox":
+    whole = plain(found)
+    for name, value in whole.items():
+        if name == "body_base64":
+            said, text = body_of(whole)
+            click.echo(f"{said:<14} {text}")
+        elif name == "quarantine" and value is not None:
+            for part in ("fault", "failures", "first_seen_at", "last_seen_at", "state"):
+                click.echo(f"{part:<14} {printable(value[part])}")
+        elif name != "outbox":
             click.echo(f"{name:<14} {printable(value)}")
-    for entry in plain(found)["outbox"]:
+    for entry in whole["outbox"]:
         click.echo(f"asked for      {entry['effect']} at {entry['destination']}: {entry['state']}")
 
 

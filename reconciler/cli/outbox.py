@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from reconciler.cli.shared import (
+    body_of,
     config_option,
     emit,
     json_option,
@@ -16,7 +17,7 @@ from reconciler.cli.shared import (
     table,
 )
 
-COLUMNS = ("created_at", "id", "effect", "destination", "key", "state", "attempts", "last_error")
+COLUMNS = ("created_at", "state", "attempts", "effect", "destination", "key", "id", "last_error")
 STATES = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
 
 
@@ -89,11 +90,14 @@ def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
         return
     whole = plain(found)
     for name, value in whole.items():
-        if name != "attempts":
+        if name == "body_base64":
+            said, text = body_of(whole)
+            click.echo(f"{said:<18} {text}")
+        elif name != "attempts":
             click.echo(f"{name:<18} {printable(value)}")
     head = ("attempt", "started_at", "finished_at", "verdict", "status", "error")
     click.echo()
-    table([tuple(attempt[name] for name in head) for attempt in whole["attempts"]], head=head)
+    table([tuple(attempt[name] for name in head) for attempt in found["attempts"]], head=head)
 
 
 async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:

@@ -86,8 +86,14 @@ def show(done: "Reconciled") -> None:
     for scan in done.scans:
         facts = scan.facts()
         figures = ", ".join(
-            f"{facts[name]} {name.replace('_', ' ')}"
-            for name in ("items", "in_sync", "corrected", "left", "failed")
+            f"{facts[name]} {words}"
+            for name, words in (
+                ("items", "items"),
+                ("in_sync", "in sync"),
+                ("corrected", "would be corrected" if done.dry_run else "corrected"),
+                ("left", "left"),
+                ("failed", "failed"),
+            )
         )
         click.echo(f"{facts['kind']}: {facts['mode']} scan {facts['end']}: {figures}")
         if scan.error:

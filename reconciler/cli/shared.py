@@ -1,6 +1,7 @@
 """What every command has in common: its options, its JSON, its errors and exit codes."""
 
 import asyncio
+import base64
 import functools
 import logging
 import sys
@@ -92,15 +93,49 @@ def plain(value: Any) -> Any:
 
 
 def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...]) -> None:
-    """Print *rows* under *head*, columns as wide as they need to be."""
-    cells = [
-        head,
-        *[tuple("" if cell is None else printable(cell) for cell in row) for row in rows],
-    ]
+    """Print *rows* under *head*, columns as wide as they need to be; what may be long goes last."""
+    cells = [head, *[tuple("" if cell is None else brief(cell) for cell in row) for row in rows]]
     widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
     for row in cells:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         click.echo(line.rstrip())
+
+
+def brief(value: object) -> str:
+    """
+    A value in a table: as printable, times to the second.
+
+    >>> brief(datetime(2026, 12, 1, 20, 41, 48, 120507, tzinfo=UTC))
+    '2026-12-01T20:41:48Z'
+    """
+    return printable(value.replace(microsecond=0) if isinstance(value, datetime) else value)
+
+
+def counted(number: int, one: str) -> str:
+    """
+    A number of things that form their plural with an s.
+
+    >>> counted(1, "row"), counted(0, "row")
+    ('1 row', '0 rows')
+    """
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
+def body_of(document: Mapping[str, Any]) -> tuple[str, str]:
+    """
+    The name and the text of the line that shows the bytes of *document*: as text if they are.
+
+    >>> body_of({"body_base64": "eyJhIjogMX0="}), body_of({"body_base64": "/wA="})
+    (('body', '{"a": 1}'), ('body_base64', '/wA='))
+    """
+    encoded = document["body_base64"]
+    if encoded is None:
+        return "body", "not kept"
+    try:
+        lines = base64.b64decode(encoded).decode().rstrip("\n").split("\n")
+        return "body", "\n  ".join(printable(line.rstrip("\r")) for line in lines)
+    except UnicodeDecodeError:
+        return "body_base64", encoded
 
 
 def printable(value: object) -> str:

@@ -5,7 +5,15 @@ from typing import Any
 
 import click
 
-from reconciler.cli.shared import config_option, emit, json_option, reports_errors, run, table
+from reconciler.cli.shared import (
+    config_option,
+    counted,
+    emit,
+    json_option,
+    reports_errors,
+    run,
+    table,
+)
 
 
 @click.command("sql")
@@ -31,7 +39,7 @@ def command(*, file: Any, config: Path | None, as_json: bool) -> None:
     for rows in results:
         if rows:
             table([tuple(row.values()) for row in rows], head=tuple(rows[0]))
-        click.echo(f"({len(rows)} rows)")
+        click.echo(f"({counted(len(rows), 'row')})")
     if not results:
         click.echo("done")
 

@@ -6,10 +6,10 @@ from typing import Any
 import click
 
 from reconciler.cli.shared import (
+    brief,
     config_option,
     emit,
     json_option,
-    plain,
     reports_errors,
     run,
     table,
@@ -33,7 +33,7 @@ def command(*, config: Path | None, as_json: bool) -> None:
     if as_json:
         emit(found)
     else:
-        show(plain(found))
+        show(found)
 
 
 async def looked(config: Path | None) -> dict[str, Any]:
@@ -78,4 +78,4 @@ def show(found: dict[str, Any]) -> None:
     states = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
     table([tuple(outbox[state] for state in states)], head=states)
     if outbox["oldest_due_at"]:
-        click.echo(f"\noldest due since {outbox['oldest_due_at']}")
+        click.echo(f"\noldest due since {brief(outbox['oldest_due_at'])}")

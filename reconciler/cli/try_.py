@@ -7,6 +7,7 @@ import click
 
 from reconciler.cli.shared import (
     config_option,
+    counted,
     emit,
     json_option,
     plain,
@@ -44,6 +45,12 @@ def command(
     for item in plain(found["items"]):
         show(item)
     click.echo("rolled back: nothing was kept")
+    if not headers and any(item["event_id"] is None for item in found["items"]):
+        click.echo(
+            "hint: some senders put the id or the type in a header: give it with "
+            "--header 'NAME: VALUE'",
+            err=True,
+        )
 
 
 def parsed(text: str) -> tuple[str, str]:
@@ -66,7 +73,8 @@ async def tried(
 
 
 def show(item: dict[str, Any]) -> None:
-    click.echo(f"{item['event_id']}  {item.get('type', '')}  {item['outcome']}")
+    named = [item["event_id"] or "(no event id)", item.get("type"), item["outcome"]]
+    click.echo("  ".join(printable(part) for part in named if part))
     if item.get("fault"):
         click.echo(f"  fault     {item['fault']}")
     if item.get("kind"):
@@ -75,7 +83,7 @@ def show(item: dict[str, Any]) -> None:
         before, after = printable(item["previous"]), printable(item["state"])
         click.echo(f"  {item['change']:<9} {before} -> {after}")
     for step in item.get("steps", ()):
-        what = f"ran, {step['rows']} rows" if step["ran"] else f"no: {step['reason']}"
+        what = ran(step) if step["ran"] else f"no: {step['reason']}"
         click.echo(f"  {step['where']}  {what}")
     for effect in item.get("effects", ()):
         if not effect["asked"]:
@@ -86,3 +94,8 @@ def show(item: dict[str, Any]) -> None:
         click.echo(f"    {effect['method']} {effect['path']} at {effect['destination']}")
         click.echo(f"    key  {effect['idempotency_key']}")
         click.echo(f"    body {effect['body']}")
+
+
+def ran(step: dict[str, Any]) -> str:
+    """What a statement touched; a handler's count is its own."""
+    return "ran" if step["rows"] is None else f"ran, {counted(step['rows'], 'row')}"

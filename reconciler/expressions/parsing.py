@@ -15,6 +15,8 @@ _STATEMENTS = {"block_begin", "comment_begin", "raw_begin"}
 
 def parse_expression(source: str) -> nodes.Expr:
     """Parse one expression; raises ExpressionSyntaxError."""
+    if source.lstrip().startswith("{{"):
+        raise ExpressionSyntaxError(source, "an expression stands by itself, without {{ }}")
     try:
         parser = Parser(_JINJA, source, state="variable")
         tree = parser.parse_expression()
@@ -23,6 +25,8 @@ def parse_expression(source: str) -> nodes.Expr:
     except (RecursionError, ValueError):
         raise ExpressionSyntaxError(source, "it is too deep, or a number in it too long") from None
     if not parser.stream.eos:
+        if parser.stream.current.type == "assign":
+            raise ExpressionSyntaxError(source, "nothing is assigned here: `==` compares")
         raise ExpressionSyntaxError(source, "something follows after the expression")
     return tree
 

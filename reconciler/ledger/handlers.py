@@ -78,6 +78,10 @@ def load(modules: Sequence[str], *, directory: Path | None = None) -> tuple[Hand
                 module = importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - the user's module may raise anything
             message = f"{name!r} cannot be imported: {type(error).__name__}: {error}"
+            if isinstance(error, ModuleNotFoundError) and error.name == name:
+                message = (
+                    f"there is no module {name!r}: neither on Python's path nor in {directory}"
+                )
             problems.append(Problem(key=f"handlers[{index}]", message=message))
             continue
         marked = [one for value in vars(module).values() for one in marks_of(value)]

@@ -77,7 +77,7 @@ async def show_event(connection: AsyncConnection, sender: str, event_id: str) ->
     if claim is None and kept is None:
         raise ReconcilerError(
             f"no event {event_id!r} of {sender!r} is known",
-            hint="`reconciler events list --sender` shows the latest ones",
+            hint=f"`reconciler events list --sender {sender}` shows the latest ones",
         )
     stored = await bodies.load(connection, [(sender, event_id)])
     body = stored.get((sender, event_id))

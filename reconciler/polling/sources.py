@@ -84,5 +84,5 @@ def source_of(sources: Sources, sender: str, kind: str) -> Source:
     found = sources.get((sender, kind))
     if found is None:
         known = ", ".join(sorted(f"{name} {one}" for name, one in sources)) or "none"
-        raise UsageError(f"no kind {kind!r} of sender {sender!r} is configured; there are {known}")
+        raise UsageError(f"no kind {kind!r} of sender {sender!r} is configured; there are: {known}")
     return found
