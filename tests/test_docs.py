@@ -8,6 +8,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -214,7 +215,7 @@ def test_the_quick_start_works_as_it_stands(tmp_path: Path):
     counted = re.search(r"^count\s*\n\s*(\d+)\s*$", output, re.MULTILINE)
     assert counted, output
     assert "1" == counted[1]
-    assert "shop:order:ord_42:3:capture" in output
+    assert 'charged shop:order:ord_42:3:capture {"amount":4200,"reference":"ord_42"}' in output
     assert "evt_9tX2mLq7Rk3vBn5cWd8pYs1a" in output
     assert output.rstrip().endswith("ok")
 
@@ -226,8 +227,9 @@ async def quick_start(directory: Path) -> str:
     command = tools / "reconciler"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m reconciler "$@"\n')
     command.chmod(0o755)
-    webhooks, admin = free_ports()
+    webhooks, admin, payments = free_ports(3)
     text = page("quickstart.md").replace(":3000", f":{webhooks}").replace(":3001", f":{admin}")
+    text = text.replace("9001", str(payments))
     script = "\n".join(as_script(kind, body, admin=admin) for kind, body in blocks(text, *SHELL))
     clean = {name: value for name, value in os.environ.items() if "RECONCILER" not in name}
     python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -264,11 +266,12 @@ done
 """
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 # tables
