@@ -29,8 +29,8 @@ def configure(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
             *([] if terminal else [event_first]),
-            escape_controls,
             structlog.processors.format_exc_info,
+            escape_controls,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -51,6 +51,12 @@ def escape_controls(
 ) -> MutableMapping[str, Any]:
     """Escape control characters: a sender's text must not forge lines or colour a terminal."""
     for name, value in facts.items():
-        if isinstance(value, str) and not value.isprintable() and name != "exception":
-            facts[name] = value.encode("unicode_escape").decode("ascii")
+        if name == "exception":  # a traceback has lines of its own
+            facts[name] = "\n".join(map(_escaped, str(value).split("\n")))
+        elif isinstance(value, str):
+            facts[name] = _escaped(value)
     return facts
+
+
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

@@ -11,6 +11,7 @@ from reconciler.cli.shared import (
     counted,
     emit,
     json_option,
+    printable_lines,
     reports_errors,
     run,
 )
@@ -36,9 +37,9 @@ def command(*, config: Path | None, online: bool, as_json: bool) -> None:
         emit(found)
     else:
         for problem in found["problems"]:
-            click.echo(f"error: {problem['text']}", err=True)
+            click.echo(f"error: {printable_lines(problem['text'])}", err=True)
         for warning in found["warnings"]:
-            click.echo(f"warning: {warning['text']}", err=True)
+            click.echo(f"warning: {printable_lines(warning['text'])}", err=True)
         errors = counted(len(found["problems"]), "error")
         warnings = counted(len(found["warnings"]), "warning")
         click.echo(f"{errors}, {warnings}", err=bool(found["problems"]))

@@ -3,9 +3,10 @@
 import asyncio
 import base64
 import functools
+import json
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,17 +41,27 @@ def reports_errors(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        require_text(kwargs.values())
         try:
             return command(*args, **kwargs)
         except ReconcilerError as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {printable_lines(str(error))}", err=True)
             if error.hint:
-                click.echo(f"hint: {error.hint}", err=True)
+                click.echo(f"hint: {printable_lines(error.hint)}", err=True)
             sys.exit(error.exit_code)
         except BrokenPipeError:
             sys.exit(141)
 
     return wrapped
+
+
+def require_text(words: Iterable[object]) -> None:
+    """Refuse words of the command line that are no UTF-8: nothing that we hold is called so."""
+    for word in words:
+        if isinstance(word, tuple):
+            require_text(word)
+        elif isinstance(word, str) and not word.isprintable() and any(map(_is_half, word)):
+            raise click.UsageError(f"{printable(word)} is not UTF-8")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -66,7 +77,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def emit(document: Mapping[str, Any]) -> None:
     """Print one JSON document on stdout; a sender's numbers with all their digits."""
-    click.echo(exact_json.dumps({"schema": SCHEMA, **plain(document)}))
+    written = exact_json.dumps({"schema": SCHEMA, **plain(document)})
+    if not written.isprintable():  # JSON escapes ESC, but neither C1 nor what turns text round
+        written = "".join(
+            each if each.isprintable() else json.dumps(each)[1:-1] for each in written
+        )
+    click.echo(written)
 
 
 def plain(value: Any) -> Any:
@@ -143,3 +159,13 @@ def printable(value: object) -> str:
     said = plain(value)
     text = said if isinstance(said, str) else exact_json.dumps(said)
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def printable_lines(text: str) -> str:
+    """Text of several lines for a terminal, each as printable."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _is_half(character: str) -> bool:
+    """Whether a byte that was no UTF-8 became this half of a surrogate pair."""
+    return "\ud800" <= character <= "\udfff"

@@ -76,24 +76,25 @@ def show(item: dict[str, Any]) -> None:
     named = [item["event_id"] or "(no event id)", item.get("type"), item["outcome"]]
     click.echo("  ".join(printable(part) for part in named if part))
     if item.get("fault"):
-        click.echo(f"  fault     {item['fault']}")
+        click.echo(f"  fault     {printable(item['fault'])}")
     if item.get("kind"):
-        click.echo(f"  resource  {item['kind']} {item['key']} at version {item['version']}")
+        key = printable(item["key"])
+        click.echo(f"  resource  {item['kind']} {key} at version {item['version']}")
     if item.get("change"):
         before, after = printable(item["previous"]), printable(item["state"])
         click.echo(f"  {item['change']:<9} {before} -> {after}")
     for step in item.get("steps", ()):
-        what = ran(step) if step["ran"] else f"no: {step['reason']}"
+        what = ran(step) if step["ran"] else f"no: {printable(step['reason'])}"
         click.echo(f"  {step['where']}  {what}")
     for effect in item.get("effects", ()):
         if not effect["asked"]:
-            click.echo(f"  {effect['effect']}  no: {effect['reason']}")
+            click.echo(f"  {effect['effect']}  no: {printable(effect['reason'])}")
             continue
-        why = f" ({effect['reason']})" if effect["reason"] else ""
+        why = f" ({printable(effect['reason'])})" if effect["reason"] else ""
         click.echo(f"  {effect['effect']}  yes: {effect['state']}{why}")
         click.echo(f"    {effect['method']} {effect['path']} at {effect['destination']}")
-        click.echo(f"    key  {effect['idempotency_key']}")
-        click.echo(f"    body {effect['body']}")
+        click.echo(f"    key  {printable(effect['idempotency_key'])}")
+        click.echo(f"    body {printable(effect['body'])}")
 
 
 def ran(step: dict[str, Any]) -> str:
