@@ -95,7 +95,7 @@ class DestinationSettings(Section):
     retry_after_max: Duration = timedelta(hours=1)
     """The longest Retry-After that is respected."""
     allow_private: tuple[str, ...] = ()
-    """Private address ranges that may be reached."""
+    """Private address ranges that may be reached; checked, and not enforced yet."""
 
 
 class EffectSettings(Section):

@@ -98,7 +98,7 @@ class ApiSettings(Section):
     max_response: Size = 32 * 1024**2
     """How large an answer may be, inflated."""
     allow_private: tuple[str, ...] = ()
-    """Private address ranges that may be reached."""
+    """Private address ranges that may be reached; checked, and not enforced yet."""
 
 
 class PaginationSettings(Section):
