@@ -1,4 +1,4 @@
-"""Measure the receiver against a naive one that does the same work on the same database."""
+"""Measure the receiver against a naive one that does the same work, and one that does none."""
 
 # ruff: noqa: PLC0415 - each process imports what it measures
 
@@ -51,9 +51,9 @@ def main() -> None:
     """Run by hand: `python -m bench.receiver`; every figure is a median of alternating runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4, help="how long one run takes")
-    parser.add_argument("--rounds", type=int, default=3, help="how often the two alternate")
+    parser.add_argument("--rounds", type=int, default=3, help="how often they alternate")
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--serve", choices=["ours", "naive"], help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=list(SERVERS), help=argparse.SUPPRESS)
     parser.add_argument("--url", help="a PostgreSQL that may be used; absent: a private one")
     arguments = parser.parse_args()
     if arguments.serve:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 async def compare(url: str, arguments: argparse.Namespace) -> None:
-    runs: dict[str, list[Run]] = {"ours": [], "naive": []}
+    runs: dict[str, list[Run]] = {name: [] for name in SERVERS}
     for number in range(arguments.rounds):
         for name, done in runs.items():
             prefix = f"{name}-{number}-{os.getpid()}"
@@ -79,9 +79,9 @@ async def compare(url: str, arguments: argparse.Namespace) -> None:
                 run.cpu = (cpu_seconds(pid) - before) / run.count * 1e6
                 done.append(run)
             print(f"{name:>6} {done[-1]}", flush=True)
-    ours, naive = (median(runs[name]) for name in ("ours", "naive"))
+    ours, naive, bare = (median(runs[name]) for name in ("ours", "naive", "bare"))
     print(f"\nmedians of {arguments.rounds}, {arguments.connections} connections")
-    print(f"  ours   {ours}\n  naive  {naive}")
+    print(f"  ours   {ours}\n  naive  {naive}\n  bare   {bare}")
     print(
         f"  ratio  {ours.rate / naive.rate:.1f} x the deliveries,"
         f" p50 1/{naive.p50 / ours.p50:.1f}, p99 1/{naive.p99 / ours.p99:.1f},"
@@ -173,7 +173,7 @@ def delivery(event_id: str) -> bytes:
 
 @contextlib.asynccontextmanager
 async def serving(name: str, url: str) -> AsyncIterator[tuple[int, int]]:
-    """Run one of the two receivers in a process of its own; yield its port and its pid."""
+    """Run one of the receivers in a process of its own; yield its port and its pid."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.receiver", "--serve", name, "--url", url,
         stdout=subprocess.PIPE, env={**os.environ, "SHOP_SECRET": SECRET},
@@ -236,6 +236,23 @@ async def serve_ours(url: str) -> None:
     listener = http_server.bind("127.0.0.1:0")
     print(listener.getsockname()[1], flush=True)
     await server.run(app, listener, drain=timedelta(seconds=1), stop=asyncio.Event())
+
+
+async def serve_bare(_: str) -> None:
+    """The ceiling: our HTTP server with an application that reads the body and says yes."""
+    from reconciler import http_server
+
+    async def app(_: http_server.Scope, receive: http_server.Receive, send: http_server.Send):
+        while (await receive()).get("more_body"):
+            pass
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    listener = http_server.bind("127.0.0.1:0")
+    print(listener.getsockname()[1], flush=True)
+    limits = http_server.Limits(drain=timedelta(seconds=1))
+    await http_server.run(app, listener, limits=limits, stop=asyncio.Event())
 
 
 async def serve_naive(url: str) -> None:
@@ -327,7 +344,7 @@ async def apply(connection, event, body: bytes, headers: dict[str, str]) -> str:
     return "applied"
 
 
-SERVERS = {"ours": serve_ours, "naive": serve_naive}
+SERVERS = {"ours": serve_ours, "naive": serve_naive, "bare": serve_bare}
 
 if __name__ == "__main__":
     main()
