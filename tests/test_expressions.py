@@ -243,6 +243,8 @@ WRONG = {
     "(" * 3000 + "1" + ")" * 3000: "too deep",
     "not " * 5000 + "x": "too deep",
     "1+" * 2000 + "1": "too deep",
+    "x" + ".a" * 5000: "too deep",
+    "x" + "[0]" * 5000: "too deep",
     "1" * 5000: "too long",
 }
 

@@ -104,6 +104,8 @@ def test_broken_syntax_is_told_for_every_file(directory: Path):
         ('# ü\n[server]\nlisten = "ü"\n'.encode("latin-1"), "UTF-8"),
         (b"[" * 5000, "TOML"),
         (b"a = " + b"[" * 5000, "nested too deeply"),
+        (b"a = " + b"[" * 90 + b"]" * 90, "nested too deeply"),
+        (b"a." * 2000 + b"a = 1", "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_toml_at_all(directory: Path, content: bytes, words: str):
@@ -115,6 +117,27 @@ def test_a_file_that_is_no_toml_at_all(directory: Path, content: bytes, words: s
 
     assert main == problem.file
     assert words in problem.message
+
+
+def test_bytes_that_are_no_text_are_no_secret(directory: Path):
+    """What Python says of such bytes quotes one of them and its place; we say neither."""
+    main = write(directory / "main.toml", SHOP)
+
+    (problem,) = problems(main, environ={"SHOP_SECRET": "planted\udcff"})
+
+    assert "SHOP_SECRET is not UTF-8" in problem.message
+    assert "udcff" not in problem.message
+
+
+def test_an_override_that_is_nested_without_end(directory: Path):
+    """A value of the environment is as much a stranger's as a file."""
+    main = write(directory / "main.toml", SHOP)
+
+    (problem,) = problems(
+        main, environ=SECRET | {"RECONCILER_SENDERS__SHOP__SECRETS": "[" * 100_000}
+    )
+
+    assert "senders.shop.secrets" == problem.key
 
 
 def test_where_the_main_file_is_looked_for(directory: Path, monkeypatch: pytest.MonkeyPatch):

@@ -79,16 +79,20 @@ class Builder:
 
     def path_of(self, node: nodes.Node) -> Path | None:
         """Return the path of an expression that is nothing but one: `data.items[0].id`."""
-        match node:
-            case nodes.Name(name=name):
-                return self._named(name)
-            case nodes.Getattr(node=inner, attr=attr):
-                path = self.path_of(inner)
-                return None if path is None else (*path, attr)
-            case nodes.Getitem(node=inner, arg=nodes.Const(value=str() | int() as step)):
-                path = self.path_of(inner)
-                return None if path is None else (*path, step)
-        return None
+        steps: list[str | int] = []
+        while len(steps) <= _MAX_LEVELS:
+            match node:
+                case nodes.Name(name=name):
+                    return (*self._named(name), *reversed(steps))
+                case nodes.Getattr(node=inner, attr=attr):
+                    node = inner
+                    steps.append(attr)
+                case nodes.Getitem(node=inner, arg=nodes.Const(value=str() | int() as step)):
+                    node = inner
+                    steps.append(step)
+                case _:
+                    return None
+        raise self.wrong("it is too deep")
 
     def wrong(self, reason: str, *, hint: str | None = None) -> ExpressionSyntaxError:
         return ExpressionSyntaxError(self.source, reason, hint=hint)

@@ -102,5 +102,5 @@ class Source(EnvSettingsSource):
         """Read JSON exactly; what is none stays a text, and the models say what is wrong."""
         try:
             return json.loads(value, parse_float=Decimal)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value

@@ -6,12 +6,15 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from reconciler.errors import ConfigError, Problem
 from reconciler.settings.documents import Document, Place, dotted, overlay
 from reconciler.settings.positions import find_positions, key_before
 
 SEARCHED = (Path("config/reconciler.toml"), Path("/etc/reconciler/reconciler.toml"))
+
+DEEPEST = 64  #: tables and lists inside each other
 
 #: what tomllib says, and what would be right
 HINTS = (
@@ -82,8 +85,19 @@ def read(file: Path) -> Document:
         raise _broken(file, text, str(error)) from None
     except RecursionError:
         raise _unusable(file, "nested too deeply") from None
+    if _is_deep(tree):
+        raise _unusable(file, "nested too deeply")
     places = {path: Place(file=file, line=line) for path, line in find_positions(text).items()}
     return Document(tree=tree, places=places)
+
+
+def _is_deep(tree: Any) -> bool:
+    """Whether *tree* is deeper than anything that is meant; what reads it goes down by calls."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for each in inner for one in each if isinstance(one, (dict, list))]
+    return bool(level)
 
 
 def _broken(file: Path, text: str, said: str) -> ConfigError:

@@ -88,6 +88,8 @@ def read_secret(reference: str, environ: Mapping[str, str]) -> str:
         case _:
             raise ValueError("not a reference to a secret")
     value = re.sub(r"(\r?\n)+\Z", "", value)
+    if re.search("[\ud800-\udfff]", value):  # bytes of the environment that are no text
+        raise ValueError(f"{where} is not UTF-8: write binary keys as hex or base64")
     if is_blank(value):
         raise ValueError(f"{where} is blank: a blank secret authenticates everybody")
     return value
