@@ -61,7 +61,8 @@ def list_(
         emit(found)
         return
     columns = KEPT if narrowed.get("outcome") == "quarantined" else COLUMNS
-    table([tuple(item.get(name) for name in columns) for item in found["items"]], head=columns)
+    rows = [tuple(item.get(name) for name in columns) for item in found["items"]]
+    table(rows, head=columns, drop_empty=True)
     if found["next"]:
         click.echo(f"more: --after '{found['next']}'", err=True)
 

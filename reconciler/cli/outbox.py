@@ -66,7 +66,8 @@ def list_(
     if as_json:
         emit(found)
         return
-    table([tuple(item[name] for name in COLUMNS) for item in found["items"]], head=COLUMNS)
+    rows = [tuple(item[name] for name in COLUMNS) for item in found["items"]]
+    table(rows, head=COLUMNS, drop_empty=True)
     if found["next"]:
         click.echo(f"more: --after {found['next']}", err=True)
 

@@ -108,8 +108,16 @@ def plain(value: Any) -> Any:
             return value
 
 
-def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...]) -> None:
-    """Print *rows* under *head*, columns as wide as they need to be; what may be long goes last."""
+def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...], drop_empty: bool = False) -> None:
+    """
+    Print *rows* under *head*, columns as wide as they need to be; what may be long goes last.
+
+    *drop_empty* leaves out the columns in which no row has anything.
+    """
+    if drop_empty and rows:
+        kept = [at for at in range(len(head)) if any(row[at] not in (None, "") for row in rows)]
+        head = tuple(head[at] for at in kept)
+        rows = [tuple(row[at] for at in kept) for row in rows]
     cells = [head, *[tuple("" if cell is None else brief(cell) for cell in row) for row in rows]]
     widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
     for row in cells:

@@ -66,7 +66,7 @@ def show(found: dict[str, Any]) -> None:
     ]
     if kinds:
         head = ("sender", "kind", "baseline", "last scan", "watermark", "last error")
-        table(kinds, head=head)
+        table(kinds, head=head, drop_empty=True)
         click.echo()
     senders = [
         (name, sender["last_delivery_at"] or "never", sender["quarantined"])
