@@ -152,7 +152,7 @@ async def test_statements_do_not_grow_with_the_batch(engine: AsyncEngine) -> Non
         counts.append(len(sent))
 
     assert counts[0] == counts[1]
-    assert 9 >= counts[0], sent
+    assert 9 == counts[0], sent
 
 
 async def test_statements_of_the_worst_batch_are_bounded(engine: AsyncEngine) -> None:
