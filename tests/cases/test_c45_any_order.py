@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.database import engine_for
@@ -274,3 +275,48 @@ async def test_what_is_known_already_is_not_news(
                     assert result.outcome in {"late", "duplicate"}
         assert ["ord_new"] == await world.calls()
         assert 1 == await world.value("select count(*) from reconciler.corrections")
+
+
+@pytest.mark.parametrize("held", ["known rows", "new rows"])
+async def test_who_waits_in_the_middle_holds_nothing_that_another_needs(
+    engine: AsyncEngine, second: AsyncEngine, tmp_path: Path, held: str
+) -> None:
+    """
+    Somebody holds the middle one of nine orders. A batch comes from the first to the last, one
+    from the last to the first, and a page of the listing: all wait for each other in one order, and
+    when the row is free all are applied. The database had nobody to shoot.
+    """
+    keys = [f"ord_{number}" for number in range(9)]
+    grab = "select 1 from reconciler.resources where key = 'ord_4' for update"
+    if held == "new rows":
+        grab = (
+            "insert into reconciler.resources (sender, kind, key, origin, updated_at)"
+            " values ('shop', 'order', 'ord_4', 'webhook', now())"
+        )
+    async with a_house(engine, tmp_path, batches=True) as house:
+        if held == "known rows":
+            await house.outcomes([order(f"a{key}", key, version=1) for key in keys])
+        up = [order(f"u{key}", key, version=2) for key in keys]
+        down = [order(f"d{key}", key, version=3) for key in reversed(keys)]
+        house.listed = [item(key, version=4) for key in keys[::2] + keys[1::2]]
+        async with second.connect() as somebody, asyncio.TaskGroup() as group:
+            transaction = await somebody.begin()
+            await somebody.execute(text(grab))
+            listing = group.create_task(house.reconcile(full=True))
+            await waiting(house, 1)
+            batches = [group.create_task(house.deliver({"events": each})) for each in (up, down)]
+            await waiting(house, 2)
+            await transaction.rollback()
+        assert not listing.result().failed
+        assert [200, 200] == [each.result().status_code for each in batches]
+        assert dict.fromkeys(keys, 4) == await house.held()
+        deadlocks = "select deadlocks from pg_stat_database where datname = current_database()"
+        assert [(0,)] == await house.rows(deadlocks)
+
+
+async def waiting(house: House, count: int) -> None:
+    """Wait until so many transactions wait for a lock."""
+    blocked = "select 1 from pg_locks where not granted"
+    async with asyncio.timeout(5):
+        while len(await house.rows(blocked)) < count:  # noqa: ASYNC110 - a lock wait tells nobody
+            await asyncio.sleep(0.005)
