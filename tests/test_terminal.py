@@ -2,6 +2,9 @@
 
 import io
 import json
+import shlex
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -12,7 +15,8 @@ from click.testing import CliRunner
 from reconciler import logs
 from reconciler.cli import main, try_
 from reconciler.cli.shared import emit, reports_errors
-from reconciler.errors import ReconcilerError
+from reconciler.errors import ReconcilerError, UsageError
+from reconciler.operations.reading import event_place, event_word, quarantine_place
 
 EVIL = "a\x07\x9b31m\u202e\nforged"
 
@@ -83,6 +87,23 @@ def test_a_word_that_is_no_text_is_a_wrong_command_line(words: list[str]):
 
     assert 2 == told.exit_code
     assert "is not UTF-8" in told.stderr
+
+
+def test_the_next_page_is_asked_for_by_a_word_that_a_shell_leaves_alone():
+    """It is printed to be copied, and a sender's id stands in it."""
+    moment = datetime(2026, 12, 1, 20, 54, 37, 329720, tzinfo=UTC)
+    for event_id in (EVIL, "'; touch /tmp/x #", "$(x) `x` \\", "%41 evt", "evt_1"):
+        word = event_word(moment, "shop", event_id)
+
+        assert word == shlex.quote(word)
+        assert (moment, "shop", event_id) == event_place(word)
+
+
+@pytest.mark.parametrize("read", [event_place, quarantine_place])
+def test_a_word_that_was_no_next_is_a_wrong_command_line(read: Callable[[str], object]):
+    """Exit 2 with a sentence, not a traceback."""
+    with pytest.raises(UsageError, match="is not the `next`"):
+        read("zzz")
 
 
 class Terminal(io.StringIO):

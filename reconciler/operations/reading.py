@@ -4,6 +4,7 @@ import base64
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote, unquote
 from uuid import UUID
 
 from sqlalchemy import RowMapping
@@ -37,7 +38,7 @@ async def list_events(
     )
     items = [event_item(row._mapping) for row in rows[:limit]]  # noqa: SLF001 - SQLAlchemy's name
     last = rows[limit - 1] if len(rows) > limit else None
-    following = f"{last.processed_at.isoformat()} {last.sender} {last.event_id}" if last else None
+    following = event_word(last.processed_at, last.sender, last.event_id) if last else None
     return {"items": items, "next": following}
 
 
@@ -49,21 +50,44 @@ async def list_quarantined(
         connection,
         **narrowed,
         state="open",
-        after=UUID(after) if after else None,
+        after=quarantine_place(after) if after else None,
         limit=limit + 1,
     )
     items = [{**row._mapping, "outcome": "quarantined"} for row in rows[:limit]]  # noqa: SLF001
     return {"items": items, "next": str(rows[limit - 1].id) if len(rows) > limit else None}
 
 
+def event_word(moment: datetime, sender: str, event_id: str) -> str:
+    """
+    Write the `next` behind an event: a shell leaves it alone, whatever the sender called it.
+
+    >>> from datetime import UTC
+    >>> event_word(datetime(2026, 12, 1, tzinfo=UTC), "shop", "it's")
+    '2026-12-01T00:00:00+00:00%20shop%20it%27s'
+    """
+    return quote(f"{moment.isoformat()} {sender} {event_id}", safe=":+")
+
+
 def event_place(text: str) -> tuple[datetime, str, str]:
     """Read the `next` of an earlier page. Raises UsageError."""
-    moment, _, rest = text.partition(" ")
+    moment, _, rest = unquote(text).partition(" ")
     sender, _, event_id = rest.partition(" ")
     try:
         return datetime.fromisoformat(moment), sender, event_id
     except ValueError:
-        raise UsageError(f"--after {text!r} is not the `next` of an earlier page") from None
+        raise _no_place(text) from None
+
+
+def quarantine_place(text: str) -> UUID:
+    """Read the `next` of an earlier page of quarantine. Raises UsageError."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise _no_place(text) from None
+
+
+def _no_place(text: str) -> UsageError:
+    return UsageError(f"--after {text!r} is not the `next` of an earlier page")
 
 
 def event_item(row: RowMapping) -> Document:
