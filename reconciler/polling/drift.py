@@ -26,6 +26,7 @@ class Patience:
 
     now: datetime  #: the database's time
     grace: timedelta  #: zero: none
+    in_baseline: bool = False  #: what we never held is history, and is taken down at once
 
     def is_young(self, changed_at: int | None) -> bool:
         """
@@ -57,9 +58,12 @@ def next_step(
     """
     Decide about one item; *since*: when its drift was first seen, *readable*: it has a `get`.
 
-    Asking for a read of a difference at one version waits for nothing: it changes no state.
+    Asking for a read of a difference at one version waits for nothing: it changes no state. Nor
+    does what was never held in the baseline: left, it would be news to the scan after it.
     """
     match found:
+        case Found.MISSING if patience.in_baseline:
+            return Step.CORRECT
         case Found.AHEAD:
             return Step.NOTHING
         case Found.CONFLICT:

@@ -39,9 +39,9 @@ class Order:
     progress: Callable[[], None] | None = None  #: told of every page
     draw: Callable[[], float] = random.random
 
-    def patience(self, now: datetime) -> Patience:
+    def patience(self, now: datetime, *, in_baseline: bool) -> Patience:
         grace = timedelta(0) if self.by_person or self.dry_run else self.source.grace
-        return Patience(now=now, grace=grace)
+        return Patience(now=now, grace=grace, in_baseline=in_baseline)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -146,7 +146,7 @@ async def _judged(connection: AsyncConnection, run: Run, page: ReadPage) -> tupl
         source,
         page,
         found,
-        patience=run.order.patience(run.asked_at),
+        patience=run.order.patience(run.asked_at, in_baseline=run.rounds.in_baseline),
         run_id=run.report.run_id,
         reach=run.checkpoint.reach,
     )

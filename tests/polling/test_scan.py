@@ -381,3 +381,27 @@ async def test_the_watermark_has_the_senders_digits(engine):
         assert "2026-01-01T10:00:01Z" == (await world.slot()).watermark
         await world.increment()
         assert "2026-01-01T09:50:01Z" == world.asked()[-1]["updated_since"]
+
+
+@pytest.mark.parametrize(
+    "listed", [{}, {"changed_at": None, "since": None}], ids=["dated", "undated"]
+)
+async def test_grace_makes_no_news_of_history(engine, listed):
+    """
+    P20: paid years ago, and in the listing nothing shows when it changed, or it changed just now.
+    The first full scan takes it down in spite of grace: left for a webhook that nobody sends, it
+    would be news to the scan after the baseline, and charged.
+    """
+    kind = {"created_at": None} if listed else {}
+    async with a_world(engine, baseline=False, grace="10m", listed=listed, kind=kind) as world:
+        world.shop.put("ord_old", version=3, paid=True, created_at=stamp(ago(days=900)))
+
+        first = await world.scan()
+        assert (End.COMPLETED, 1, 0) == (first.end, first.corrected, first.left)
+        await world.scan(by_person=True)
+        assert [] == await world.calls()
+        assert ["ord_old"] == await world.calls("skipped")
+
+        world.shop.put("ord_new", version=1, paid=True)
+        after = await world.scan()
+        assert (0, 1) == (after.corrected, after.left)
