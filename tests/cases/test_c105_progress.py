@@ -33,7 +33,6 @@ def fill(shop: Paged, count: int) -> None:
     ("style", "mode", "baseline"),
     [
         ("cursor", Mode.INCREMENTAL, True),
-        ("page", Mode.FULL, True),
         ("offset", Mode.FULL, True),
         ("cursor", Mode.FULL, False),
     ],
@@ -48,7 +47,7 @@ async def test_five_runs_do_what_five_deadlines_allow(
         shop=shop,
         listed=listed(style),
         baseline=baseline,
-        polling={"deadline": "600ms"},
+        polling={"deadline": "1s"},
     ) as world:
         fill(shop, 16)
         held = 0

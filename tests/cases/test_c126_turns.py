@@ -201,7 +201,7 @@ async def test_a_run_that_hangs_ends_and_the_next_ones_run(
     shop = Paged(size=1)
     well = asyncio.Event()
     often = listed("cursor", interval="1s", full_every="1h")
-    polling = {**FAST, "deadline": "400ms"}
+    polling = {**FAST, "deadline": "800ms"}
     answer = shop.answer
     world: World
 
@@ -268,7 +268,7 @@ async def test_a_person_is_not_kept_for_ever_by_reads_that_hang(engine: AsyncEng
 
     shop.answer = sometimes  # type: ignore[method-assign]
     async with a_world(
-        engine, shop=shop, listed=listed("cursor"), polling={"deadline": "600ms"}
+        engine, shop=shop, listed=listed("cursor"), polling={"deadline": "2s"}
     ) as world:
         for number in range(6):
             await world.webhook(shop.put(f"ord_{number}", version=1))
