@@ -257,8 +257,12 @@ async def _read(response: httpx.Response, *, limit: int) -> bytes:
 
 async def _inflated(pieces: AsyncIterator[bytes], *, limit: int) -> AsyncIterator[bytes]:
     inflate = zlib.decompressobj(wbits=31)
+    sent = 0
     try:
         async for piece in pieces:
+            sent += len(piece)
+            if sent > limit:  # members that hold nothing make a body of any length
+                raise PageBrokenError(f"the answer is larger than {limit} bytes")
             left = piece
             while left:
                 if inflate.eof:  # gzip may have several members (RFC 1952 section 2.2)
