@@ -20,6 +20,8 @@ from reconciler.cli.shared import (
 COLUMNS = ("processed_at", "outcome", "sender", "event_type", "kind", "key", "version", "event_id")
 KEPT = ("last_seen_at", "failures", "sender", "event_id", "fault")
 
+OUTCOMES = ("applied", "stale", "tied", "late", "deferred", "ignored", "quarantined")
+
 
 @click.group("events")
 def command() -> None:
@@ -36,7 +38,9 @@ def command() -> None:
 @command.command("list")
 @click.option("--sender", help="Only of this sender.")
 @click.option(
-    "--outcome", help="Only with this outcome; `quarantined` lists what quarantine keeps."
+    "--outcome",
+    type=click.Choice(OUTCOMES),
+    help="Only with this outcome; `quarantined` lists what quarantine keeps.",
 )
 @click.option("--kind", help="Only about this kind.")
 @click.option("--key", help="Only about this resource.")
