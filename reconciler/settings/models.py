@@ -28,11 +28,11 @@ from reconciler.settings.senders import (
 from reconciler.settings.values import (
     Duration,
     Expr,
-    Filled,
     Globs,
     Int,
     Moment,
     Name,
+    SearchPath,
     SecretRef,
     Section,
     Size,
@@ -111,7 +111,7 @@ class DatabaseSettings(Section):
     """The PostgreSQL schema that holds our tables."""
     embedded: Literal["auto", "never"] = "auto"
     """Whether a private PostgreSQL is started when `url` is absent."""
-    search_path: Filled | None = None
+    search_path: SearchPath | None = None
     """The search path of your own statements (`apply` SQL and handlers)."""
     pool_size: Int = Field(default=10, ge=2, le=200)
     """How many server connections one process may hold."""

@@ -186,6 +186,9 @@ NAME = r"[a-z][a-z0-9_]{0,62}"
 NAME_SENTENCE = 'not a name: a small letter, then small letters, digits and "_", like "order_line"'
 HEADER = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}"
 HEADER_SENTENCE = 'not the name of a header: letters, digits and dashes, like "X-Signature"'
+_SCHEMA = r'\s*(?:[^\s,"\0]+|"(?:[^"\0]|"")+")\s*'  # as PostgreSQL splits them
+SEARCH_PATH = rf"{_SCHEMA}(?:,{_SCHEMA})*"
+SEARCH_PATH_SENTENCE = 'not a search path: names of schemas with commas, like "public, audit"'
 
 Name = Annotated[str, matching(NAME, NAME_SENTENCE), Spelled("name")]
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), Spelled("duration")]
@@ -199,6 +202,7 @@ Expr = Annotated[str, AfterValidator(not_blank), Spelled("expression")]
 Whole = Annotated[str, Spelled("expression")]  #: "" is all of it
 Text = Annotated[str, Spelled("template")]
 Filled = Annotated[str, AfterValidator(not_blank), Spelled("text")]
+SearchPath = Annotated[str, matching(SEARCH_PATH, SEARCH_PATH_SENTENCE), Spelled("text")]
 Globs = tuple[Annotated[str, AfterValidator(not_blank), Spelled("glob")], ...]
 JsonValue = Annotated[Any, BeforeValidator(json_value), Spelled("JSON")]
 Moment = Annotated[Duration, Field(gt=timedelta(0))]  #: a duration that is not zero
