@@ -17,9 +17,9 @@ from reconciler.ledger.claiming import claim_delivered
 from reconciler.ledger.corrections import Correction
 from reconciler.ledger.event import Event, Origin, Outcome
 from reconciler.ledger.fetches import Request
-from reconciler.ledger.guard import nanoseconds
 from reconciler.ledger.reactions import Explained, react
 from reconciler.ledger.rules import Rules
+from reconciler.ledger.versions import from_datetime
 
 log = structlog.get_logger()
 
@@ -124,7 +124,7 @@ def own_id(case: Case) -> str:
     if event.origin is Origin.CORRECTION:
         return f"correction:{thing}"
     assert event.read_started is not None
-    return f"read:{thing}:{nanoseconds(event.read_started)}"
+    return f"read:{thing}:{from_datetime(event.read_started)}"
 
 
 def name(case: Case, event_id: str) -> None:

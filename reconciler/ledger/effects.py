@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from outbox.entry import NewEntry, outgoing_key
@@ -15,6 +15,7 @@ from reconciler.ledger.causes import Cause
 from reconciler.ledger.event import Event
 from reconciler.ledger.gates import Gate
 from reconciler.ledger.keys import Source, usual_key
+from reconciler.ledger.versions import to_datetime
 
 UNUSABLE = (ExpressionError, NotJsonError, CallError)  #: what makes an effect `unrendered`
 
@@ -101,9 +102,7 @@ def happened_at(event: Event, *, dated: frozenset[Source]) -> datetime | None:
     nanoseconds = seen.changed_at
     if nanoseconds is None and (event.sender, seen.kind) in dated:
         nanoseconds = seen.version
-    if nanoseconds is None:
-        return None
-    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=nanoseconds // 1000)
+    return None if nanoseconds is None else to_datetime(nanoseconds)
 
 
 def key_of(effect: Effect, cause: Cause, names: Mapping[str, Any]) -> str:

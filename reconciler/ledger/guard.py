@@ -8,6 +8,7 @@ from enum import StrEnum
 from reconciler.exact_json import Json
 from reconciler.ledger.content import is_same, merged
 from reconciler.ledger.event import Change, Event, Observation, Origin, Outcome
+from reconciler.ledger.versions import from_datetime
 
 FOUND_OUT = frozenset({Origin.CORRECTION, Origin.READ})  #: paths that no webhook has told us on
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -191,7 +192,7 @@ def _observed(
     held: Held, event: Event, seen: Observation, rule: KindRule, *, now: datetime
 ) -> Decision:
     assert event.read_started is not None
-    started = nanoseconds(event.read_started)
+    started = from_datetime(event.read_started)
     if held.version is None:
         return replace(_newer(held, event, replace(seen, version=started), rule), settles=True)
     same = not held.deleted and is_same(
@@ -284,13 +285,3 @@ def _started_after(
         return False
     # a moment in the future comes from a clock that was set back since: it must not guard
     return moment is None or moment > now or event.read_started > moment + rule.lag
-
-
-def nanoseconds(moment: datetime) -> int:
-    """
-    Nanoseconds since 1970, exactly.
-
-    >>> nanoseconds(datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC))
-    1000005000
-    """
-    return (moment - EPOCH) // timedelta(microseconds=1) * 1000

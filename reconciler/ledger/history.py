@@ -10,8 +10,8 @@ from reconciler.ledger import baselines
 from reconciler.ledger.baselines import Baseline
 from reconciler.ledger.batch import Batch, Case
 from reconciler.ledger.event import Event
-from reconciler.ledger.guard import nanoseconds
 from reconciler.ledger.kinds import KindRules
+from reconciler.ledger.versions import from_datetime
 
 BASELINE = "baseline"  #: why an effect of the past is recorded and not called
 CLOCKS = timedelta(seconds=60)  #: how far the sender's clock may be behind the database's
@@ -77,7 +77,7 @@ def was_born_later(event: Event, kind: KindRules, baseline: Baseline | None) -> 
         return False
     birthday = baseline.born_at - CLOCKS
     if event.observation.created_at is not None:
-        return event.observation.created_at > nanoseconds(birthday)
+        return event.observation.created_at > from_datetime(birthday)
     if not kind.is_creation(event.type):
         return False
     return event.occurred_at is None or event.occurred_at > birthday

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from reconciler.ledger.drifts import Found
+from reconciler.ledger.versions import from_datetime
 
-SECOND = 1_000_000_000
 MISSED_BY_SOME = 20  #: rows that may always be missing from a listing
 MISSED_BY_ALL = 3  #: and from an empty one
 
@@ -39,7 +39,7 @@ class Patience:
             return False
         if changed_at is None:
             return True
-        age = max(0, nanoseconds(self.now) - changed_at)
+        age = max(0, from_datetime(self.now) - changed_at)
         return age < self.grace // timedelta(microseconds=1) * 1000
 
     def has_stood(self, since: datetime | None) -> bool:
@@ -83,9 +83,3 @@ def absent_too_many(*, absent: int, held: int, listed: int, percent: int) -> boo
     """
     few = MISSED_BY_ALL if listed == 0 else MISSED_BY_SOME
     return absent > few and absent * 100 > held * percent
-
-
-def nanoseconds(moment: datetime) -> int:
-    """Nanoseconds since 1970, exactly."""
-    whole = int(moment.replace(microsecond=0).timestamp())
-    return whole * SECOND + moment.microsecond * 1000

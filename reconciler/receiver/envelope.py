@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import structlog
 
@@ -13,7 +13,7 @@ from reconciler.exact_json import Json
 from reconciler.expressions import CaseInsensitive, Expression, ExpressionError
 from reconciler.ledger.event import Event, Observation, Origin
 from reconciler.ledger.projection import ProjectionError
-from reconciler.ledger.versions import VersionError, parse_time
+from reconciler.ledger.versions import VersionError, parse_time, to_datetime
 from reconciler.receiver.contract import KindContract, SenderContract
 
 log = structlog.get_logger()
@@ -21,8 +21,6 @@ log = structlog.get_logger()
 ID_MAX = 512  #: bytes of an id or a type; more would not fit into an index for ever
 ITEMS_MAX = 2000  #: events of one delivery: all of them must be stored while its sender waits
 RESERVED = ("correction:", "read:")  #: how ids of events begin that we make ourselves
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +171,7 @@ def _occurred_at(contract: SenderContract, context: Mapping[str, Json]) -> datet
     except (ExpressionError, VersionError) as error:
         log.warning("receiver.time_refused", sender=contract.name, reason=error.reason)
         return None
-    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+    return to_datetime(nanoseconds)
 
 
 def _items(items: Expression, raw: bytes, headers: Mapping[str, str]) -> "list[Json | Poison]":

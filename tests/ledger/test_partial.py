@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.ledger.event import Change, Outcome
-from reconciler.ledger.guard import nanoseconds
+from reconciler.ledger.versions import from_datetime
 from tests.ledger.shop import CAPTURE, GET, LIST, SHOP, Shop
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +84,7 @@ async def test_an_observed_kind_goes_by_when_it_was_read(engine: AsyncEngine) ->
     assert (Outcome.APPLIED, Change.CREATED) == (first.outcome, first.change)
     before = await shop.order()
     assert before is not None
-    assert nanoseconds(started) == before["version"]
+    assert from_datetime(started) == before["version"]
 
     again = await shop.take(
         shop.listed(None, started=await shop.now(), status="new", paid=False, amount=1)
@@ -138,7 +138,7 @@ async def test_a_clock_set_back_does_not_guard_for_ever(engine: AsyncEngine) -> 
     assert Outcome.APPLIED == result.outcome
     order = await shop.order()
     assert order is not None
-    assert nanoseconds(future) + 1 == order["version"]
+    assert from_datetime(future) + 1 == order["version"]
 
 
 async def test_a_webhook_about_an_observed_kind_is_deferred(engine: AsyncEngine) -> None:
