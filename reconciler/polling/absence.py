@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from reconciler.database import transact
 from reconciler.ledger import resources
 from reconciler.polling.drift import absent_too_many
-from reconciler.polling.faults import MassChangeError
+from reconciler.polling.errors import MassChangeError
 from reconciler.polling.seen import Seen
 from reconciler.polling.sources import Source
 

@@ -2,7 +2,7 @@
 
 from urllib.parse import urljoin, urlsplit
 
-from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.errors import PageBrokenError
 
 PORTS = {"http": 80, "https": 443}
 

@@ -8,7 +8,7 @@ from reconciler import exact_items, exact_json
 from reconciler.exact_items import Document, Poison
 from reconciler.exact_json import Json, NotJsonError
 from reconciler.expressions import Expression, ExpressionError
-from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.errors import PageBrokenError
 
 __all__ = ["Answer", "Poison", "read_object", "read_page"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.errors import PageBrokenError
 from reconciler.polling.pagination import Position
 from reconciler.polling.trail import Trail
 from reconciler.polling.watermark import Reach

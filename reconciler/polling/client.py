@@ -16,7 +16,7 @@ import tenacity
 from tenacity.stop import stop_base
 
 from reconciler.polling.addresses import same_origin
-from reconciler.polling.faults import AwayError, PageBrokenError, RefusedError
+from reconciler.polling.errors import AwayError, PageBrokenError, RefusedError
 from reconciler.polling.rate import Rate, parse_rate
 from reconciler.polling.retry_after import parse_retry_after
 from reconciler.settings.models import ApiSettings

@@ -16,7 +16,7 @@ from reconciler.ledger import baselines, fetches
 from reconciler.polling import scans, sightings
 from reconciler.polling.absence import find_absent
 from reconciler.polling.checkpoint import Checkpoint
-from reconciler.polling.faults import LeaseLostError
+from reconciler.polling.errors import LeaseLostError
 from reconciler.polling.report import End
 from reconciler.polling.run import Run, told
 from reconciler.polling.slots import Mode

@@ -18,7 +18,7 @@ from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.rules import Rules
 from reconciler.polling.client import Api
-from reconciler.polling.faults import ApiError, AwayError
+from reconciler.polling.errors import ApiError, AwayError
 from reconciler.polling.reading import read_resource
 from reconciler.polling.sources import Apis, Source, Sources
 from reconciler.polling.waiting import StoppedError, Waits, first_of

@@ -17,7 +17,7 @@ from reconciler.expressions import (
     compile_path,
 )
 from reconciler.polling.client import Api, Response
-from reconciler.polling.faults import RefusedError
+from reconciler.polling.errors import RefusedError
 from reconciler.polling.pagination import Pagination, Position, query_of
 from reconciler.settings.models import PaginationSettings, ResourceSettings, SinceSettings
 

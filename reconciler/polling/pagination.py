@@ -7,7 +7,7 @@ from typing import Any, Literal
 from reconciler.exact_json import Json
 from reconciler.expressions import Expression, ExpressionError
 from reconciler.polling.addresses import same_origin
-from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.errors import PageBrokenError
 
 LONGEST_CURSOR = 8192
 Style = Literal["single", "cursor", "page", "offset", "last_id", "next_url", "link"]

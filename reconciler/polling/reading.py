@@ -14,7 +14,7 @@ from reconciler.ledger.event import Event, Observation, Origin
 from reconciler.ledger.projection import ProjectionError
 from reconciler.polling.answer import read_object
 from reconciler.polling.client import Api, Response
-from reconciler.polling.faults import PageBrokenError, RefusedError
+from reconciler.polling.errors import PageBrokenError, RefusedError
 from reconciler.polling.sources import Source
 from reconciler.polling.waiting import Waits
 

@@ -16,7 +16,7 @@ from reconciler.polling import ending, scans
 from reconciler.polling.answer import Answer, read_page
 from reconciler.polling.checkpoint import Checkpoint
 from reconciler.polling.client import Response
-from reconciler.polling.faults import (
+from reconciler.polling.errors import (
     ApiError,
     AwayError,
     LeaseLostError,

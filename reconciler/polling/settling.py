@@ -18,7 +18,7 @@ from reconciler.ledger.commit import BLAMED, LOCK_WAIT, LockedError, commit
 from reconciler.ledger.event import Outcome
 from reconciler.polling import scans, sightings
 from reconciler.polling.checkpoint import Checkpoint
-from reconciler.polling.faults import LeaseLostError
+from reconciler.polling.errors import LeaseLostError
 from reconciler.polling.pages import Differing, Judged, ReadPage, judge, keep_poisons
 from reconciler.polling.rehearsal import rehearse, rolled_back
 from reconciler.polling.report import item_of

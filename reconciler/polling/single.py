@@ -20,7 +20,7 @@ from reconciler.ledger.rules import Rules
 from reconciler.polling.answer import read_page
 from reconciler.polling.checkpoint import Checkpoint
 from reconciler.polling.client import Api
-from reconciler.polling.faults import ApiError, AwayError, PageBrokenError
+from reconciler.polling.errors import ApiError, AwayError, PageBrokenError
 from reconciler.polling.listing import ask
 from reconciler.polling.pages import Listed, ReadPage, correction, read_items
 from reconciler.polling.pagination import Page, Position, next_position

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.errors import PageBrokenError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from reconciler.polling.client import ATTEMPTS, Api, Outside, compile_api
-from reconciler.polling.faults import AwayError, PageBrokenError, RefusedError
+from reconciler.polling.errors import AwayError, PageBrokenError, RefusedError
 from reconciler.settings.models import ApiSettings
 
 from .server import Reply, Request, serving

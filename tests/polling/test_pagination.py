@@ -7,7 +7,7 @@ import pytest
 
 from reconciler.expressions import compile_expression
 from reconciler.polling.answer import Poison, read_page
-from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.errors import PageBrokenError
 from reconciler.polling.listing import compile_getting, compile_listing
 from reconciler.polling.pagination import (
     Page,

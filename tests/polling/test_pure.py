@@ -9,7 +9,7 @@ import pytest
 from reconciler.ledger.drifts import Found
 from reconciler.polling import rate, retry_after
 from reconciler.polling.drift import Patience, Step, absent_too_many, next_step
-from reconciler.polling.faults import PageBrokenError
+from reconciler.polling.errors import PageBrokenError
 from reconciler.polling.rate import Rate
 from reconciler.polling.retry_after import parse_retry_after
 from reconciler.polling.seen import Seen

@@ -8,7 +8,7 @@ import pytest
 from reconciler.database import transact, uuid7
 from reconciler.errors import BusyError
 from reconciler.polling import scans
-from reconciler.polling.faults import LeaseLostError
+from reconciler.polling.errors import LeaseLostError
 from reconciler.polling.report import End
 from reconciler.polling.slots import Mode
 

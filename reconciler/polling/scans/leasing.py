@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.errors import BusyError
 from reconciler.ledger.rowsets import interval, storable
-from reconciler.polling.faults import LeaseLostError
+from reconciler.polling.errors import LeaseLostError
 from reconciler.polling.scans.table import is_slot, scans
 from reconciler.polling.slots import Held, Lease, Slot
 from reconciler.polling.watermark import Stamp
