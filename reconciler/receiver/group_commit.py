@@ -17,7 +17,7 @@ log = structlog.get_logger()
 R = TypeVar("R")
 
 LANES = 2  #: commits under way at once; see `_may_begin`
-CROWD = 50  #: waiting events that are worth a commit beside the one under way
+CROWD = 16  #: waiting events that are worth a commit beside the one under way
 PATIENCE = timedelta(milliseconds=100)  #: a commit under way for longer waits for something
 BYTES_MAX = 16 * 1024**2  #: of the bodies of one commit; a single larger delivery goes alone
 DEADLINE = timedelta(seconds=30)  #: of one commit: a connection may hang and never say so
@@ -98,7 +98,7 @@ class GroupCommit(Generic[R]):
         Whether a commit may begin now.
 
         A second one beside the one under way would halve both where few wait, and a commit costs
-        almost the same for one event as for fifty. It pays for a crowd, and it must be possible
+        almost the same for one event as for twenty. It pays for a crowd, and it must be possible
         where the one under way is held up by somebody else's lock.
         """
         if not self.begun or len(self.waiting) >= CROWD:
