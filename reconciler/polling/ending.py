@@ -75,7 +75,7 @@ async def _completed(connection: AsyncConnection, run: Run) -> None:
     assert run.held is not None
     source, mode = run.source, run.order.mode
     found = watermark_of(run.checkpoint.reach, pass_started=run.pass_started_ns)
-    mark = moved(run.watermark, found, replacing=False)
+    mark = moved(run.watermark, found)
     incremental = source.slot(Mode.INCREMENTAL)
     if mode is Mode.FULL and Mode.INCREMENTAL in source.modes:
         if found is not None:

@@ -190,7 +190,7 @@ def _page_wise(run: Run, checkpoint: Checkpoint) -> tuple[Stamp, str] | None:
     if whole_only or run.order.mode is not Mode.INCREMENTAL:
         return None
     found = watermark_of(checkpoint.reach, pass_started=run.pass_started_ns)
-    mark = moved(run.watermark, found, replacing=False)
+    mark = moved(run.watermark, found)
     return None if mark is None or mark == run.watermark else (mark, told(mark))
 
 

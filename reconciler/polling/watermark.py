@@ -71,14 +71,9 @@ def watermark_of(reach: Reach, *, pass_started: int) -> Stamp | None:
     return mark
 
 
-def moved(held: Stamp | None, found: Stamp | None, *, replacing: bool) -> Stamp | None:
-    """
-    Move the watermark: never backwards, but for a full scan that stands in for incremental
-    ones that the sender refuses (*replacing*).
-    """
-    if found is None:
-        return held
-    return found if held is None or replacing else max(held, found)
+def moved(held: Stamp | None, found: Stamp | None) -> Stamp | None:
+    """Move the watermark, never backwards."""
+    return max((stamp for stamp in (held, found) if stamp is not None), default=None)
 
 
 def _stamp(value: list[int] | None) -> Stamp | None:

@@ -128,13 +128,13 @@ def test_an_item_from_the_future_does_not_blind_us():
     assert Stamp(ns=500, digits=3) == watermark_of(reach, pass_started=500)
 
 
-def test_the_watermark_moves_backwards_only_for_a_full_scan_in_its_place():
+def test_the_watermark_never_moves_backwards():
     """P13: an incremental pass that saw nothing newer leaves it where it is."""
-    assert Stamp(ns=20) == moved(Stamp(ns=20), Stamp(ns=10), replacing=False)
-    assert Stamp(ns=30) == moved(Stamp(ns=20), Stamp(ns=30), replacing=False)
-    assert Stamp(ns=20) == moved(Stamp(ns=20), None, replacing=True)
-    assert Stamp(ns=10) == moved(Stamp(ns=20), Stamp(ns=10), replacing=True)
-    assert Stamp(ns=10) == moved(None, Stamp(ns=10), replacing=False)
+    assert Stamp(ns=20) == moved(Stamp(ns=20), Stamp(ns=10))
+    assert Stamp(ns=30) == moved(Stamp(ns=20), Stamp(ns=30))
+    assert Stamp(ns=20) == moved(Stamp(ns=20), None)
+    assert Stamp(ns=10) == moved(None, Stamp(ns=10))
+    assert moved(None, None) is None
 
 
 def decide(finding, *, changed_at=None, since=None, grace=timedelta(minutes=2), readable=True):
