@@ -14,7 +14,7 @@ from reconciler import embedded, http_server, migrate
 from reconciler.daemon_parts import Parts
 from reconciler.database import connect
 from reconciler.errors import BusyError, ConfigError, ReconcilerError
-from reconciler.lifecycle import on_signal, until_told
+from reconciler.lifecycle import first_error, on_signal, until_told
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import uses_private
 from reconciler.settings import Loaded
@@ -108,18 +108,7 @@ async def serve(
     except TimeoutError:
         log.warning("daemon.drain_ended", reason="what was left comes back by its lease")
     except BaseExceptionGroup as group:
-        raise first_of(group) from group
+        raise first_error(group) from group
     finally:
-        for api in assembly.apis.values():
-            await api.aclose()
-        for destination in assembly.destinations.values():
-            await destination.channel.close()
+        await assembly.aclose()
         await engine.dispose()
-
-
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended the daemon: a named one of ours before others."""
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            return first_of(error)
-    return group.exceptions[0]

@@ -32,6 +32,12 @@ def on_signal(stop: asyncio.Event, main: "asyncio.Task[object]") -> None:
     stop.set()
 
 
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a group of tasks: the first that was raised, out of the groups around it."""
+    first = group.exceptions[0]
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 @dataclass(slots=True)
 class Progress:
     """When each loop last moved, by the monotonic clock: health is progress (P19)."""

@@ -1,6 +1,7 @@
 """`reconciler baseline`."""
 
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ async def based(
     from reconciler.operations.reconciling import accept_baseline, reconcile
 
     assembly, failed = assemble(config), False
-    async with opened(assembly.loaded) as database:
+    async with aclosing(assembly), opened(assembly.loaded) as database:
         await give_birthdays(database.engine, assembly.kinds)
         if sender is not None and kind is not None:
             if accept:
@@ -71,8 +72,6 @@ async def based(
                 failed = done.failed
         async with database.engine.connect() as connection:
             states = await baselines.states(connection)
-        for api in assembly.apis.values():
-            await api.aclose()
     rows = [
         {
             "sender": name,

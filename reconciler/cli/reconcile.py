@@ -1,6 +1,7 @@
 """`reconciler reconcile`."""
 
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +70,8 @@ async def reconciled(config: Path | None, **wanted: Any) -> "Reconciled":
     from reconciler.operations.reconciling import reconcile
 
     assembly = assemble(config)
-    async with opened(assembly.loaded) as database:
-        try:
-            return await reconcile(database.engine, assembly, **wanted)
-        finally:
-            for api in assembly.apis.values():
-                await api.aclose()
+    async with aclosing(assembly), opened(assembly.loaded) as database:
+        return await reconcile(database.engine, assembly, **wanted)
 
 
 def show(done: "Reconciled") -> None:

@@ -39,6 +39,13 @@ class Assembly:
             (name, kind) for name, sender in self.rules.senders.items() for kind in sender.kinds
         ]
 
+    async def aclose(self) -> None:
+        """Let go of every connection to a sender or a destination."""
+        for api in self.apis.values():
+            await api.aclose()
+        for destination in self.destinations.values():
+            await destination.channel.close()
+
 
 def assemble(path: Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Assembly:
     """

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,7 +37,8 @@ async def check(
     )
     if not online:
         return {"problems": [], "warnings": warnings, "online": []}
-    lines, problems = await reached(assembly)
+    async with aclosing(assembly):
+        lines, problems = await reached(assembly)
     return {"problems": told(problems), "warnings": warnings, "online": lines}
 
 
@@ -70,8 +72,6 @@ async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
             key = f"destinations.{name}.base_url"
             problem = Problem(key=key, message=f"{url.hostname}: {error.strerror}")
             problems += assembly.loaded.place([problem])
-    for api in assembly.apis.values():
-        await api.aclose()
     return lines, problems
 
 

@@ -1,8 +1,9 @@
 """What a full scan did not see: candidates for deletion, never deletions."""
 
 from datetime import datetime
+from functools import partial
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.database import transact
 from reconciler.ledger import resources
@@ -31,7 +32,15 @@ async def find_absent(
     absent: list[str] = []
     after: str | None = None
     while True:
-        keys = await transact(engine, _page_after(source, after, before=pass_started))
+        page = partial(
+            resources.unseen,
+            sender=source.sender,
+            kind=source.kind,
+            before=pass_started,
+            after=after,
+            limit=PAGE,
+        )
+        keys = await transact(engine, page)
         absent += [key for key in keys if key not in seen]
         if absent_too_many(absent=len(absent), held=held, listed=len(seen), percent=percent):
             raise MassChangeError(
@@ -41,24 +50,3 @@ async def find_absent(
         if len(keys) < PAGE:
             return absent
         after = keys[-1]
-
-
-def _page_after(source: Source, after: str | None, *, before: datetime) -> "_Page":
-    return _Page(source, after, before)
-
-
-class _Page:
-    """One page of our own rows, as a piece of work for a transaction."""
-
-    def __init__(self, source: Source, after: str | None, before: datetime) -> None:
-        self.source, self.after, self.before = source, after, before
-
-    async def __call__(self, connection: AsyncConnection) -> list[str]:
-        return await resources.unseen(
-            connection,
-            self.source.sender,
-            self.source.kind,
-            before=self.before,
-            after=self.after,
-            limit=PAGE,
-        )

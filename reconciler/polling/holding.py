@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.database import transact
 from reconciler.errors import DatabaseAwayError
+from reconciler.lifecycle import first_error
 from reconciler.polling import scans
 from reconciler.polling.slots import Lease
 from reconciler.polling.waiting import Waits
@@ -36,7 +37,7 @@ async def held(engine: AsyncEngine, lease: Lease | None, waits: Waits) -> AsyncI
                 for task in tasks:
                     task.cancel()
     except BaseExceptionGroup as group:
-        raise _first(group) from None
+        raise first_error(group) from None
 
 
 async def _keep(engine: AsyncEngine, lease: Lease) -> None:
@@ -47,8 +48,3 @@ async def _keep(engine: AsyncEngine, lease: Lease) -> None:
         except DatabaseAwayError as error:
             # the next page's own transaction will find out whether the slot is still ours
             log.warning("scan.lease_not_renewed", error=str(error), sender=lease.slot.sender)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
