@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from reconciler.errors import ReconcilerError
 from reconciler.ledger import bodies, claims, horizons, quarantine
 from reconciler.ledger.batch import Batch, Case
-from reconciler.ledger.event import Origin, Outcome
+from reconciler.ledger.event import OWN_PREFIXES, Origin, Outcome
 from reconciler.ledger.guard import needs_read
 from reconciler.ledger.rowsets import EventId
 
@@ -39,7 +39,7 @@ async def claim_delivered(connection: AsyncConnection, batch: Batch) -> None:
 def expect(case: Case) -> None:
     """Decide what depends on nothing but the rules: ignored, deferred, beyond use."""
     event = case.event
-    if event.event_id.startswith(claims.OWN_PREFIXES):
+    if event.event_id.startswith(OWN_PREFIXES):
         case.fault = "its id begins like one of our own (correction:, read:)"
     elif not case.sender.known(event.type):
         case.outcome = Outcome.IGNORED

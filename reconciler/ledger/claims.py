@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox.compiled import Compiled
 from reconciler.database import metadata
 from reconciler.ledger.claim_rows import CLAIM_TYPES
-from reconciler.ledger.event import Outcome
+from reconciler.ledger.event import OWN_PREFIXES, Outcome
 from reconciler.ledger.rowsets import (
     EVENT_ID,
     RESOURCE_ID,
@@ -44,8 +44,6 @@ from reconciler.ledger.rowsets import (
     page,
     record_set,
 )
-
-OWN_PREFIXES = ("correction:", "read:")  #: ids of our own making; no delivered one begins so
 
 processed_events = Table(
     "processed_events",

@@ -11,11 +11,11 @@ from outbox.entry import bounded
 from reconciler import faults
 from reconciler.database import prepare_transaction, told, transact
 from reconciler.errors import DatabaseAwayError, ReconcilerError
-from reconciler.ledger import bodies, claims, quarantine
+from reconciler.ledger import bodies, quarantine
 from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import DELIVERED, Result
 from reconciler.ledger.deferred import quarantine_deferred
-from reconciler.ledger.event import Event, Outcome
+from reconciler.ledger.event import OWN_PREFIXES, Event, Outcome
 from reconciler.ledger.reactions import UserStepError
 from reconciler.ledger.rules import Rules
 from reconciler.transactions import sqlstate_of
@@ -145,7 +145,7 @@ async def put_aside(engine: AsyncEngine, event: Event, fault: str) -> None:
 
 def is_other(guilty: Event, event: Event) -> bool:
     """Whether a deferred event failed inside the read that answered it."""
-    return event.origin not in DELIVERED and not guilty.event_id.startswith(claims.OWN_PREFIXES)
+    return event.origin not in DELIVERED and not guilty.event_id.startswith(OWN_PREFIXES)
 
 
 def is_ours(error: BaseException) -> bool:

@@ -8,6 +8,8 @@ from uuid import UUID
 
 from reconciler.exact_json import Json
 
+OWN_PREFIXES = ("correction:", "read:")  #: ids of our own making; no delivered one begins so
+
 
 class Origin(StrEnum):
     """Which path found out."""

@@ -11,7 +11,7 @@ from reconciler.errors import ReconcilerError
 from reconciler.exact_items import Poison
 from reconciler.exact_json import Json
 from reconciler.expressions import CaseInsensitive, Expression, ExpressionError
-from reconciler.ledger.event import Event, Observation, Origin
+from reconciler.ledger.event import OWN_PREFIXES, Event, Observation, Origin
 from reconciler.ledger.projection import ProjectionError
 from reconciler.ledger.versions import VersionError, parse_time, to_datetime
 from reconciler.receiver.contract import KindContract, SenderContract
@@ -20,7 +20,6 @@ log = structlog.get_logger()
 
 ID_MAX = 512  #: bytes of an id or a type; more would not fit into an index for ever
 ITEMS_MAX = 2000  #: events of one delivery: all of them must be stored while its sender waits
-RESERVED = ("correction:", "read:")  #: how ids of events begin that we make ourselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +122,7 @@ def _item(
 def _event(contract: SenderContract, body: Json, raw: bytes, headers: Mapping[str, str]) -> Event:
     context = _context(body, headers)
     event_id = _identifier("event.id", contract.event_id, context)
-    if event_id.startswith(RESERVED):
+    if event_id.startswith(OWN_PREFIXES):
         raise _UnusableError("event.id: begins like the id of a correction", event_id)
     try:
         event_type = _identifier("event.type", contract.event_type, context)
