@@ -210,7 +210,7 @@ class Parts:
             await pause(stop, RETENTION_EVERY)
 
     async def refresh_gauges(self, stop: asyncio.Event) -> None:
-        """One query every quarter of a minute, never inside a scrape."""
+        """One transaction every quarter of a minute, never inside a scrape."""
         await self.database.once_prepared(stop)
         beat = self.progress.loop("gauges", bound=2 * LOOP_BOUND)
         while not stop.is_set():

@@ -123,7 +123,7 @@ class ServerSettings(Section):
     admin_listen: Address = "127.0.0.1:3001"
     """Where operators look: /livez, /readyz, /metrics."""
     admin_token: SecretRef | None = None
-    """The bearer token of the admin listener; needed as soon as it is not on loopback."""
+    """Needed as soon as the admin listener is not on loopback; nothing there asks for it yet."""
     state_directory: Path | None = None
     """Where the private PostgreSQL and its lock live."""
     drain: Duration = timedelta(seconds=25)
@@ -132,7 +132,7 @@ class ServerSettings(Section):
 
 class ReceiverSettings(Section):
     batch_max: Int = Field(default=200, ge=1, le=1000)
-    """How many waiting deliveries are committed together at the most."""
+    """How many waiting events are committed together at the most; one delivery is never split."""
     waiting_max: Int = Field(default=2000, ge=1, le=100_000)
     """How many deliveries may wait; beyond it the answer is 503 with Retry-After."""
     body_timeout: Moment = timedelta(seconds=10)
@@ -143,7 +143,7 @@ class RelaySettings(Section):
     poll: Duration = Field(default=timedelta(milliseconds=250), ge=timedelta(milliseconds=10))
     """How often the outbox is looked at when nothing hints that there is work."""
     lease: Moment = timedelta(seconds=60)
-    """How long an entry stays ours once taken; longer than any destination's timeout plus 2s."""
+    """How long an entry stays ours once taken; at least any destination's timeout plus 2s."""
     backoff_base: Moment = timedelta(seconds=2)
     """The first retry waits up to this long; each further one up to twice as long."""
     backoff_cap: Moment = timedelta(hours=1)
