@@ -205,7 +205,7 @@ def run_in(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def caught(mutant: Mutant) -> str | None:
     """The assertion by which a mutant's story fails; None where it does not."""
     with mutated(mutant) as copy:
-        ran = run_in(copy, "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.story)
+        ran = run_in(copy, "pytest", "-n0", "-q", "-x", "-p", "no:cacheprovider", mutant.story)
     errors = [line for line in ran.stdout.splitlines() if line.startswith("E  ")]
     told = any("assert" in line.lower() for line in errors) and "Traceback" not in errors[0]
     if ran.returncode != 1 or not told:
