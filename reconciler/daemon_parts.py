@@ -63,10 +63,7 @@ class Parts:
         self.database = DatabaseWatch(
             assembly=self.assembly, engine=self.engine, progress=self.progress
         )
-        self.metrics = Metrics(
-            senders=tuple(self.assembly.rules.senders),
-            destinations=tuple(self.assembly.destinations),
-        )
+        self.metrics = Metrics(senders=tuple(self.assembly.rules.senders))
 
     def of(self, *, webhooks: socket.socket | None, admin: socket.socket) -> Mapping[str, Part]:
         """The parts that our roles ask for, by name."""

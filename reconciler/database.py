@@ -65,7 +65,7 @@ async def connect(
         schema=settings.database.schema_,
         pool_size=settings.database.pool_size,
         search_path=settings.database.search_path,
-        password=password.decode() if isinstance(password, bytes) else password,
+        password=password,
     )
 
 

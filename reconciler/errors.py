@@ -3,7 +3,6 @@ What can go wrong on purpose, and how a command exits on it.
 
 ReconcilerError              1  the operation failed
 ├─ UsageError                2  the command line is wrong
-├─ AttentionError            3  the check ran and found what it was asked to look for
 ├─ NeedsDecisionError        4  nobody is there to confirm
 ├─ DatabaseAwayError        69  no database within reach
 ├─ BusyError                75  another run or process holds it
@@ -29,10 +28,6 @@ class ReconcilerError(Exception):
 
 class UsageError(ReconcilerError):
     exit_code = 2
-
-
-class AttentionError(ReconcilerError):
-    exit_code = 3
 
 
 class NeedsDecisionError(ReconcilerError):

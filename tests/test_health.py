@@ -66,7 +66,7 @@ async def asked(progress: Progress, path: str, *, away: str | None = None) -> tu
     async def ready() -> str | None:
         return away
 
-    app = admin_app(progress=progress, metrics=Metrics(senders=(), destinations=()), ready=ready)
+    app = admin_app(progress=progress, metrics=Metrics(senders=()), ready=ready)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
         answer = await client.get(path)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from enum import Enum
 from typing import Final, Literal
 
@@ -87,10 +86,6 @@ def _boolean(value: Json) -> bool:
     if isinstance(value, bool):
         return value
     raise MeaningError(f"true or false is needed, not {describe(value)}")
-
-
-def _decimal(value: Json) -> Decimal:
-    return read_decimal(value)
 
 
 def _timestamp(value: Json) -> str:

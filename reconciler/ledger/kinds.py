@@ -16,7 +16,6 @@ def kind_rules(kind: str, resource: ResourceSettings, reader: KindReader) -> Kin
         reader=reader,
         about=about(resource),
         created_on=resource.created_on,
-        deleted_on=resource.deleted_on,
         has_list=resource.list is not None,
         has_get=resource.get is not None,
         observed=is_observed(resource),
@@ -49,7 +48,6 @@ class KindRules:
     reader: KindReader
     about: tuple[str, ...]  #: globs of event types
     created_on: tuple[str, ...]
-    deleted_on: tuple[str, ...]
     has_list: bool
     has_get: bool
     observed: bool
@@ -59,6 +57,3 @@ class KindRules:
 
     def is_creation(self, event_type: str) -> bool:
         return matches(self.created_on, event_type)
-
-    def is_deletion(self, event_type: str) -> bool:
-        return matches(self.deleted_on, event_type)

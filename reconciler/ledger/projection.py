@@ -74,13 +74,11 @@ def compile_kind(sender: str, kind: str, settings: ResourceSettings) -> KindRead
         sender=sender,
         kind=kind,
         thin=settings.thin,
-        observed=version.kind == "observed",
         fields=fields,
         event=event,
         list=list_place,
         get=get_place,
         about=(*settings.on, *settings.created_on, *settings.deleted_on),
-        creating=settings.created_on,
         deleting=settings.deleted_on,
     )
 
@@ -92,13 +90,11 @@ class KindReader:
     sender: str
     kind: str
     thin: bool  #: whether its events carry no state
-    observed: bool  #: whether its version is the time of a read, which the reader of it adds
     fields: Mapping[str, Field]  #: by name; empty: the whole object is the state
     event: Place
     list: Place
     get: Place
     about: tuple[str, ...]  #: globs of the event types that are about it
-    creating: tuple[str, ...]
     deleting: tuple[str, ...]
 
     def read(self, obj: Json, *, path: ReadPath) -> Observation:
@@ -154,9 +150,6 @@ class KindReader:
 
     def is_about(self, event_type: str) -> bool:
         return matches(self.about, event_type)
-
-    def created_on(self, event_type: str) -> bool:
-        return matches(self.creating, event_type)
 
     def deleted_on(self, event_type: str) -> bool:
         return matches(self.deleting, event_type)

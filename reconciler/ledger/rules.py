@@ -74,7 +74,6 @@ def compile_rules(
             effects=tuple(effect for effect in effects if effect.gate.speaks_of(name)),
             also_reads=also_reads[name],
             lag=sender.lag,
-            grace=sender.grace,
             max_failures=sender.max_failures,
         )
         for name, sender in settings.senders.items()
@@ -104,7 +103,7 @@ class Reactions:
 class TypeRules:
     """What the type of an event decides."""
 
-    kind: KindRules | None  #: that it is about
+    kind: KindRules | None  #: that it is about; at most one
     facts: Reactions
     also_reads: tuple[AlsoRead, ...]
 
@@ -120,7 +119,6 @@ class SenderRules:
     effects: tuple[Effect, ...]
     also_reads: tuple[AlsoRead, ...]
     lag: timedelta  #: how far its `get` may be behind
-    grace: timedelta
     max_failures: int
 
     _by_type: dict[str, TypeRules] = field(default_factory=dict, repr=False, compare=False)
@@ -136,15 +134,6 @@ class SenderRules:
                     self._by_type.clear()
                 self._by_type[event_type] = found
         return found
-
-    def rules_for(self, event_type: str) -> KindRules | None:
-        """The kind that events of this type are about; at most one."""
-        return self.type_rules(event_type).kind
-
-    def kind_for(self, event_type: str) -> KindReader | None:
-        """What reads the resource that events of this type are about."""
-        rules = self.rules_for(event_type)
-        return None if rules is None else rules.reader
 
     def facts_for(self, event_type: str) -> Reactions:
         """What the fact that an event of this type happened sets off."""
@@ -164,12 +153,6 @@ class SenderRules:
         """Whether anything names this type; events of other types are `ignored`."""
         rules = self.type_rules(event_type)
         return bool(rules.kind or rules.facts or rules.also_reads)
-
-    def has_get(self, kind: str) -> bool:
-        return self.kinds[kind].has_get
-
-    def has_list(self, kind: str) -> bool:
-        return self.kinds[kind].has_list
 
     def observed(self, kind: str) -> bool:
         return self.kinds[kind].observed

@@ -18,7 +18,6 @@ class Opened:
 
     engine: AsyncEngine
     url: str  #: without a password
-    private: bool  #: the private PostgreSQL, which migrates itself
 
 
 def uses_private(loaded: Loaded) -> bool:
@@ -47,7 +46,7 @@ async def opened(loaded: Loaded, *, migrated: bool = True) -> AsyncIterator[Open
             engine = await database.connect(loaded.settings, loaded.secrets, url=server.url)
             try:
                 await migrate.upgrade(engine)
-                yield Opened(engine=engine, url=server.url, private=True)
+                yield Opened(engine=engine, url=server.url)
             finally:
                 await engine.dispose()
         finally:
@@ -59,7 +58,7 @@ async def opened(loaded: Loaded, *, migrated: bool = True) -> AsyncIterator[Open
             await migrate.require_current(engine)
         url = loaded.settings.database.url
         assert url is not None
-        yield Opened(engine=engine, url=url, private=False)
+        yield Opened(engine=engine, url=url)
     finally:
         await engine.dispose()
 

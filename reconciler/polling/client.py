@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import httpx
 import structlog
@@ -20,6 +20,7 @@ from reconciler.polling.errors import AwayError, PageBrokenError, RefusedError
 from reconciler.polling.rate import Rate, parse_rate
 from reconciler.polling.retry_after import parse_retry_after
 from reconciler.settings.models import ApiSettings
+from reconciler.settings.secrets import Secrets
 
 ATTEMPTS = 4
 BACKOFF_BASE = 0.5  #: seconds; the first wait is up to this long, each further one up to twice
@@ -27,12 +28,6 @@ PATIENCE = 15.0  #: seconds; a longer Retry-After ends the run, which comes back
 CONNECTIONS = 16
 
 log = structlog.get_logger()
-
-
-class Resolver(Protocol):
-    """What we need of the secrets: a reference's value, and whether a text is a reference."""
-
-    def resolve(self, ref: str) -> str | bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,26 +192,19 @@ class Api:
 
 def compile_api(
     settings: ApiSettings,
-    secrets: Resolver,
+    secrets: Secrets,
     *,
     outside: Outside | None = None,
 ) -> Api:
     """Build the client that the configuration describes; secrets live in its headers only."""
-    headers = {name: _text(secrets, value) for name, value in settings.headers.items()}
+    headers = {name: secrets.header(value) for name, value in settings.headers.items()}
     if settings.bearer is not None:
-        headers["Authorization"] = f"Bearer {_text(secrets, settings.bearer)}"
+        headers["Authorization"] = f"Bearer {secrets.resolve(settings.bearer)}"
     return Api(settings, headers=headers, outside=outside)
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
-
-
-def _text(secrets: Resolver, value: str) -> str:
-    if not value.startswith(("env:", "file:", "credential:")):
-        return value
-    found = secrets.resolve(value)
-    return found if isinstance(found, str) else found.decode()
 
 
 def _asked_for(state: tenacity.RetryCallState) -> timedelta | None:

@@ -7,10 +7,11 @@ from datetime import timedelta
 from reconciler.errors import ConfigError, Problem, UsageError
 from reconciler.ledger.kinds import KindRules
 from reconciler.ledger.rules import Rules
-from reconciler.polling.client import Api, Outside, Resolver, compile_api
+from reconciler.polling.client import Api, Outside, compile_api
 from reconciler.polling.listing import Getting, Listing, compile_getting, compile_listing
 from reconciler.polling.slots import Mode, Slot
 from reconciler.settings.models import Settings
+from reconciler.settings.secrets import Secrets
 
 Sources = Mapping[tuple[str, str], "Source"]  #: by sender and kind
 Apis = Mapping[str, Api]  #: by sender
@@ -69,7 +70,7 @@ def compile_sources(settings: Settings, rules: Rules) -> Sources:
 
 
 def compile_apis(
-    settings: Settings, secrets: Resolver, *, outside: Outside | None = None
+    settings: Settings, secrets: Secrets, *, outside: Outside | None = None
 ) -> dict[str, Api]:
     """Build the client of each sender that has an API; scans and reads share it."""
     return {

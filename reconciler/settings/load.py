@@ -11,7 +11,6 @@ from reconciler.settings.documents import Document, dotted, overlay, undotted
 from reconciler.settings.environment import read_environment
 from reconciler.settings.files import find_main, read_all
 from reconciler.settings.models import Settings
-from reconciler.settings.positions import KeyPath
 from reconciler.settings.presets import apply_presets
 from reconciler.settings.salvage import Salvaged, validate
 from reconciler.settings.secrets import Secrets, named_variables, read_secrets
@@ -105,7 +104,3 @@ class Loaded:
                 replace(problem, key=dotted(original), message=message, file=file, line=place.line)
             )
         return placed
-
-    def line_of(self, path: KeyPath) -> int | None:
-        """The line on which *path* was said."""
-        return self.document.place(path).line

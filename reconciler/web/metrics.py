@@ -17,10 +17,10 @@ DELAYS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 class Metrics:
     """Every family that we expose; label values are bounded: configured names and closed lists."""
 
-    def __init__(self, *, senders: tuple[str, ...], destinations: tuple[str, ...]) -> None:
+    def __init__(self, *, senders: tuple[str, ...]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.senders, self.destinations = senders, destinations
+        self.senders = senders
         self.requests = Counter(
             "reconciler_webhook_requests",
             "Deliveries answered, by what they were answered.",

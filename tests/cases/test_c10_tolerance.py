@@ -55,7 +55,7 @@ async def test_five_minutes_to_both_sides(engine: AsyncEngine, tmp_path: Path, s
         assert ["too_new", "too_old", "too_old"] == reasons
         assert 5 == (await shop.counts())["processed_events"]
 
-    metrics = Metrics(senders=("shop",), destinations=())
+    metrics = Metrics(senders=("shop",))
     for told in shop.told:
         metrics.answered(
             sender=told.sender, answer=told.reason or told.outcome, seconds=told.seconds

@@ -11,6 +11,7 @@ import pytest
 from reconciler.polling.client import ATTEMPTS, Api, Outside, compile_api
 from reconciler.polling.errors import AwayError, PageBrokenError, RefusedError
 from reconciler.settings.models import ApiSettings
+from reconciler.settings.secrets import Secrets
 
 from .server import Reply, Request, serving
 
@@ -44,18 +45,14 @@ def answering(*replies):
 
 async def test_an_answer_comes_whole_and_credentials_go_along():
     """A path below the base URL, a query, bearer and static headers, by reference or not."""
-
-    class Secrets:
-        def resolve(self, ref):
-            return {"env:TOKEN": b"t0ken", "env:TENANT": "acme"}[ref]
-
+    secrets = Secrets({"env:TOKEN": "t0ken", "env:TENANT": "acme"})
     async with serving(answering(Reply(json={"data": []}))) as sender:
         settings = ApiSettings(
             base_url=f"{sender.url}/api/",
             bearer="env:TOKEN",
             headers={"X-Tenant": "env:TENANT", "X-Version": "2026-01"},
         )
-        async with compile_api(settings, Secrets()) as api:
+        async with compile_api(settings, secrets) as api:
             response = await api.fetch("/v1/orders", {"since": "2026-01-01T00:00:00+00:00"})
 
     assert 200 == response.status

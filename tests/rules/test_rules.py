@@ -44,17 +44,14 @@ def test_the_designs_configuration_compiles():
     assert shop.known("order.paid")
     assert shop.known("refund.succeeded")
     assert not shop.known("customer.created")
-    assert "order" == shop.rules_for("order.paid").kind
-    assert shop.kind_for("order.paid") is shop.kinds["order"].reader
-    assert shop.kind_for("refund.succeeded") is None
+    assert shop.type_rules("order.paid").kind is shop.kinds["order"]
+    assert shop.type_rules("refund.succeeded").kind is None
     assert ["capture"] == [one.name for one in shop.changes_for("order").effects]
     assert ["receipt"] == [one.name for one in shop.facts_for("refund.succeeded").effects]
     assert 1 == len(shop.changes_for("order").applies)
     assert not shop.facts_for("order.paid")
-    assert (True, True, False) == (
-        shop.has_get("order"), shop.has_list("order"), shop.observed("order"),
-    )  # fmt: skip
-    assert shop.kinds["order"].is_deletion("order.deleted")
+    order = shop.kinds["order"]
+    assert (True, True, False) == (order.has_get, order.has_list, order.observed)
 
 
 def test_whether_an_overtaken_fact_counts_must_be_said():
