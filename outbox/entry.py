@@ -5,7 +5,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -69,12 +69,21 @@ def outgoing_key(
 KEY_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:webhook-reconciler:idempotency-key")
 
 
-def uuid7() -> uuid.UUID:
-    """A time-ordered id (RFC 9562, 5.7); its order means nothing, it only is kind to indexes."""
-    milliseconds = time.time_ns() // 1_000_000
-    number = (milliseconds & (2**48 - 1)) << 80 | int.from_bytes(os.urandom(10))
-    number = number & ~(0xF << 76) | 0x7 << 76
-    return uuid.UUID(int=number & ~(0x3 << 62) | 0x2 << 62)
+def uuid7(
+    *,
+    time_ns: Callable[[], int] = time.time_ns,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> uuid.UUID:
+    """
+    A UUIDv7 (RFC 9562, 5.7): 48 bits of milliseconds since 1970, then 74 random bits.
+
+    Kind to indexes, and good enough to list by; which call goes first never rests on it.
+    """
+    milliseconds = (time_ns() // 1_000_000) & (2**48 - 1)
+    noise = int.from_bytes(random_bytes(10))
+    high = milliseconds << 16 | 0x7000 | noise >> 68 & 0xFFF
+    low = 0b10 << 62 | noise & (2**62 - 1)
+    return uuid.UUID(int=high << 64 | low)
 
 
 def bounded(text: str) -> str:

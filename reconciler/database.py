@@ -1,17 +1,15 @@
 """The database: the engine, its limits, and what it must promise us."""
 
-import os
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
 import structlog
 from sqlalchemy import MetaData, Text, bindparam, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from outbox.compiled import Compiled
+from outbox.entry import uuid7
 from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.server_connection import ServerConnection, conninfo_for, open_connection
 from reconciler.transactions import is_transient, told, transact
@@ -231,16 +229,3 @@ async def now(connection: AsyncConnection) -> datetime:
     moment = await connection.scalar(select(func.clock_timestamp()))
     assert isinstance(moment, datetime)
     return moment.astimezone(UTC)
-
-
-def uuid7(
-    *,
-    time_ns: Callable[[], int] = time.time_ns,
-    random_bytes: Callable[[int], bytes] = os.urandom,
-) -> UUID:
-    """A UUIDv7 (RFC 9562): 48 bits of milliseconds since 1970, then 74 random bits."""
-    milliseconds_since_1970 = (time_ns() // 1_000_000) & (2**48 - 1)
-    noise = int.from_bytes(random_bytes(10))
-    high = milliseconds_since_1970 << 16 | 0x7000 | noise >> 68 & 0xFFF
-    low = 0b10 << 62 | noise & (2**62 - 1)
-    return UUID(int=high << 64 | low)
