@@ -16,11 +16,12 @@ from reconciler.cli.shared import (
     run,
     table,
 )
+from reconciler.ledger.event import Outcome
 
 COLUMNS = ("processed_at", "outcome", "sender", "event_type", "kind", "key", "version", "event_id")
 KEPT = ("last_seen_at", "failures", "sender", "event_id", "fault")
-
-OUTCOMES = ("applied", "stale", "tied", "late", "deferred", "ignored", "quarantined")
+#: a duplicate leaves nothing that could be listed
+OUTCOMES = tuple(each.value for each in Outcome if each is not Outcome.DUPLICATE)
 
 
 @click.group("events")
@@ -104,18 +105,16 @@ def show(*, sender: str, event_id: str, config: Path | None, as_json: bool) -> N
 
 
 async def listed(config: Path | None, **wanted: Any) -> dict[str, Any]:
-    from reconciler import settings
-    from reconciler.operations.opening import opened
+    from reconciler.operations.opening import reading
     from reconciler.operations.reading import list_events
 
-    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+    async with reading(config) as connection:
         return await list_events(connection, **wanted)
 
 
 async def shown(config: Path | None, *, sender: str, event_id: str) -> dict[str, Any]:
-    from reconciler import settings
-    from reconciler.operations.opening import opened
+    from reconciler.operations.opening import reading
     from reconciler.operations.reading import show_event
 
-    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+    async with reading(config) as connection:
         return await show_event(connection, sender, event_id)

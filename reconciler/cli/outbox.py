@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from outbox.entry import State
 from reconciler.cli.shared import (
     body_of,
     config_option,
@@ -18,7 +19,7 @@ from reconciler.cli.shared import (
 )
 
 COLUMNS = ("created_at", "state", "attempts", "effect", "destination", "key", "id", "last_error")
-STATES = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
+STATES = tuple(state.value for state in State)
 
 
 @click.group("outbox")
@@ -102,21 +103,18 @@ def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
 
 
 async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:
-    from outbox.entry import State
-    from reconciler import settings
-    from reconciler.operations.opening import opened
+    from reconciler.operations.opening import reading
     from reconciler.operations.reading import list_outbox
 
-    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+    async with reading(config) as connection:
         return await list_outbox(connection, state=State(state) if state else None, **wanted)
 
 
 async def shown(config: Path | None, entry_id: str) -> dict[str, Any]:
-    from reconciler import settings
-    from reconciler.operations.opening import opened
+    from reconciler.operations.opening import reading
     from reconciler.operations.reading import entry_id as as_id
     from reconciler.operations.reading import show_outbox
 
     wanted = as_id(entry_id)
-    async with opened(settings.load(config)) as database, database.engine.connect() as connection:
+    async with reading(config) as connection:
         return await show_outbox(connection, wanted)

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from outbox.entry import State
 from reconciler.cli.shared import (
     brief,
     config_option,
@@ -75,7 +76,7 @@ def show(found: dict[str, Any]) -> None:
     table(senders, head=("sender", "last delivery", "quarantined"))
     click.echo()
     outbox = found["outbox"]
-    states = ("pending", "delivered", "dead", "uncertain", "skipped", "discarded")
+    states = tuple(state.value for state in State)
     table([tuple(outbox[state] for state in states)], head=states)
     if outbox["oldest_due_at"]:
         click.echo(f"\noldest due since {brief(outbox['oldest_due_at'])}")

@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import database, embedded, migrate
 from reconciler.errors import ConfigError
 from reconciler.ledger import baselines
-from reconciler.settings import Loaded
+from reconciler.settings import Loaded, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,13 @@ async def opened(loaded: Loaded, *, migrated: bool = True) -> AsyncIterator[Open
         yield Opened(engine=engine, url=url)
     finally:
         await engine.dispose()
+
+
+@asynccontextmanager
+async def reading(path: Path | None) -> AsyncIterator[AsyncConnection]:
+    """A connection to the database of the configuration at *path*, to look things up."""
+    async with opened(load(path)) as found, found.engine.connect() as connection:
+        yield connection
 
 
 async def give_birthdays(engine: AsyncEngine, kinds: list[tuple[str, str]]) -> None:
