@@ -19,7 +19,7 @@ from reconciler.ledger.commit import commit
 from reconciler.ledger.rules import Rules
 from reconciler.polling.client import Api
 from reconciler.polling.errors import ApiError, AwayError
-from reconciler.polling.reading import read_resource
+from reconciler.polling.reading import UNEXPLAINED, read_resource
 from reconciler.polling.sources import Apis, Source, Sources
 from reconciler.polling.waiting import StoppedError, Waits, first_of
 from reconciler.settings.models import PollingSettings
@@ -131,7 +131,7 @@ class Reader:
         """Read and apply; return what keeps the request open."""
         read = await read_resource(self.engine, self.api, source, key, waits=self.waits)
         if read.event is None:
-            return "the sender answered 404, and nothing says what that means (`get.absent`)"
+            return UNEXPLAINED
         results = await commit(self.engine, self.rules, [read.event])
         self.found(results)
         return results[0].fault

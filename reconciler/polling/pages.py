@@ -17,8 +17,10 @@ from reconciler.ledger.event import Event, Observation, Origin
 from reconciler.ledger.projection import ProjectionError
 from reconciler.ledger.versions import from_datetime
 from reconciler.polling import sightings
-from reconciler.polling.answer import Answer, Poison
+from reconciler.polling.answer import Answer, Poison, read_page
+from reconciler.polling.client import Response
 from reconciler.polling.drift import Patience, Step, next_step
+from reconciler.polling.pagination import Page
 from reconciler.polling.sources import Source
 from reconciler.polling.watermark import Reach, Stamp
 
@@ -63,6 +65,24 @@ class Judged:
     left: list[Differing] = field(default_factory=list)
     ahead: int = 0
     reach: Reach = field(default_factory=Reach)
+
+
+def read_response(source: Source, response: Response) -> tuple[ReadPage, Page]:
+    """
+    Read what a listing answered: its items, and what it has for the question how to go on.
+
+    Raises PageBrokenError for what is no page of this listing.
+    """
+    assert source.listing is not None
+    answer = read_page(response.body, source.listing.items)
+    page = read_items(source, answer)
+    return page, Page(
+        answer=answer.whole,
+        count=page.count,
+        last_key=page.last_key,
+        url=response.url,
+        link_next=response.link_next,
+    )
 
 
 def read_items(source: Source, answer: Answer) -> ReadPage:

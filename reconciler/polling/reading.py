@@ -19,6 +19,7 @@ from reconciler.polling.sources import Source
 from reconciler.polling.waiting import Waits
 
 GONE = frozenset({404, 410})
+UNEXPLAINED = "the sender answered 404, and nothing says what that means (`get.absent`)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from reconciler.database import now, told, transact, uuid7
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import baselines
 from reconciler.polling import ending, scans
-from reconciler.polling.answer import Answer, read_page
 from reconciler.polling.checkpoint import Checkpoint
 from reconciler.polling.client import Response
 from reconciler.polling.errors import (
@@ -26,14 +25,13 @@ from reconciler.polling.errors import (
 )
 from reconciler.polling.holding import held
 from reconciler.polling.listing import ask
-from reconciler.polling.pages import ReadPage, read_items
+from reconciler.polling.pages import ReadPage, read_response
 from reconciler.polling.pagination import Page, next_position
 from reconciler.polling.report import End, ScanReport
 from reconciler.polling.rounds import Rounds
 from reconciler.polling.run import Order, Run, kept_watermark, since_of
 from reconciler.polling.settling import settle_page
 from reconciler.polling.slots import Held
-from reconciler.polling.sources import Source
 from reconciler.polling.waiting import StoppedError, Waits
 from reconciler.polling.watermark import Stamp
 
@@ -190,14 +188,14 @@ async def _settle(run: Run, response: Response) -> None:
     listing = run.source.listing
     assert listing is not None
     # in a thread: a large page must not keep webhooks waiting for the loop
-    answer, page = await asyncio.to_thread(_read, run.source, response.body)
+    page, turned = await asyncio.to_thread(read_response, run.source, response)
     faults.point("scan-after-page")
     position = run.checkpoint.position
     assert position is not None
     run.rounds.saw(page.keys, overlapping=position.overlapping, checkpoint=run.checkpoint)
     broken: PageBrokenError | None = None
     try:
-        following = _following(run, answer, page, response)
+        following = _following(run, page, turned)
     except PageBrokenError as error:
         broken, following = error, run.checkpoint
     await settle_page(run, page, following)
@@ -207,23 +205,10 @@ async def _settle(run: Run, response: Response) -> None:
         raise broken
 
 
-def _read(source: Source, body: bytes) -> tuple[Answer, ReadPage]:
-    assert source.listing is not None
-    answer = read_page(body, source.listing.items)
-    return answer, read_items(source, answer)
-
-
-def _following(run: Run, answer: Answer, page: ReadPage, response: Response) -> Checkpoint:
+def _following(run: Run, page: ReadPage, turned: Page) -> Checkpoint:
     listing, position = run.source.listing, run.checkpoint.position
     assert listing is not None
     assert position is not None
-    turned = Page(
-        answer=answer.whole,
-        count=page.count,
-        last_key=page.last_key,
-        url=response.url,
-        link_next=response.link_next,
-    )
     following = next_position(listing.pagination, position, turned)
     after = run.checkpoint.after(following, reach=run.checkpoint.reach, content=page.digest)
     if after.position is None and run.rounds.needs_another(after):

@@ -17,14 +17,13 @@ from reconciler.ledger.event import Event, Outcome
 from reconciler.ledger.guard import DriftKind, Held
 from reconciler.ledger.locked import held_of
 from reconciler.ledger.rules import Rules
-from reconciler.polling.answer import read_page
 from reconciler.polling.checkpoint import Checkpoint
 from reconciler.polling.client import Api
 from reconciler.polling.errors import ApiError, AwayError, PageBrokenError
 from reconciler.polling.listing import ask
-from reconciler.polling.pages import Listed, ReadPage, correction, read_items
-from reconciler.polling.pagination import Page, Position, next_position
-from reconciler.polling.reading import read_resource
+from reconciler.polling.pages import Listed, ReadPage, correction, read_response
+from reconciler.polling.pagination import Position, next_position
+from reconciler.polling.reading import UNEXPLAINED, read_resource
 from reconciler.polling.rehearsal import rehearse
 from reconciler.polling.report import Fate, Item, fate_of, item_of, resource_item, side
 from reconciler.polling.sources import Source
@@ -98,8 +97,7 @@ async def _by_get(task: Task) -> Item:
             by_person=task.by_person,
         )
         if read.event is None:
-            error = "the sender answered 404, and nothing says what that means (`get.absent`)"
-            return await _unread(task, Fate.UNKNOWN, error)
+            return await _unread(task, Fate.UNKNOWN, UNEXPLAINED)
         result = await _applied(task, read.event)
         if result.fault is not None or not _is_overtaken(result):
             break
@@ -140,15 +138,7 @@ async def _turn(api: Api, source: Source, checkpoint: Checkpoint) -> tuple[Check
     listing, position = source.listing, checkpoint.position or Position()
     assert listing is not None
     response = await ask(api, listing, position, since=None)
-    answer = read_page(response.body, listing.items)
-    page = read_items(source, answer)
-    turned = Page(
-        answer=answer.whole,
-        count=page.count,
-        last_key=page.last_key,
-        url=response.url,
-        link_next=response.link_next,
-    )
+    page, turned = read_response(source, response)
     following = next_position(listing.pagination, position, turned)
     return checkpoint.after(following, reach=checkpoint.reach, content=page.digest), page
 
