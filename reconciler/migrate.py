@@ -11,7 +11,7 @@ from sqlalchemy.schema import CreateSchema
 from reconciler.data import migrations_directory
 from reconciler.database import engine_for, prepare_transaction, schema_of, transact
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
-from reconciler.transactions import sqlstate_of
+from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
 
 LOCK_TIMEOUT: Final = timedelta(seconds=2)
 """Behind a waiting ALTER everything else waits too: give up early, and be run again."""
@@ -57,7 +57,7 @@ async def upgrade(database: AsyncEngine | str, schema: str = "reconciler") -> st
             if sqlstate_of(error) not in RACED:
                 raise
         except DatabaseAwayError as error:
-            if error.__cause__ is None or sqlstate_of(error.__cause__) != "55P03":
+            if error.__cause__ is None or sqlstate_of(error.__cause__) != LOCK_NOT_AVAILABLE:
                 raise
             raise BusyError(
                 "another transaction holds a lock that the migration needs",

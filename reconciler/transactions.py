@@ -24,6 +24,8 @@ log = structlog.get_logger()
 BACKOFF_BASE: Final = timedelta(milliseconds=50)
 BACKOFF_CAP: Final = timedelta(seconds=1)
 
+LOCK_NOT_AVAILABLE: Final = "55P03"  #: SQLSTATE: a lock was not to be had in time
+
 PASSING_STATES: Final = frozenset(
     {
         "25006",  # read-only: the server became a standby under us
@@ -33,7 +35,7 @@ PASSING_STATES: Final = frozenset(
         "53100",  # disk full
         "53200",  # out of memory
         "53300",  # too many connections
-        "55P03",  # a lock was not to be had in time
+        LOCK_NOT_AVAILABLE,
         "58030",  # input/output error
     }
 )

@@ -18,7 +18,7 @@ from reconciler.ledger.deferred import quarantine_deferred
 from reconciler.ledger.event import OWN_PREFIXES, Event, Outcome
 from reconciler.ledger.reactions import UserStepError
 from reconciler.ledger.rules import Rules
-from reconciler.transactions import sqlstate_of
+from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
 
 LOCK_WAIT = timedelta(seconds=2)  #: for a twin in flight; then 503, and the sender tries again
 
@@ -61,12 +61,7 @@ async def commit(
         await prepare_transaction(
             connection, lock_timeout=lock_timeout, search_path=rules.search_path
         )
-        try:
-            results = await apply(connection, rules, events)
-        except DBAPIError as error:
-            if sqlstate_of(error) == "55P03":
-                raise LockedError from error
-            raise
+        results = await apply_unless_locked(connection, rules, events)
         faults.point("before-commit")
         return results
 
@@ -86,6 +81,18 @@ async def commit(
         return first + await commit(engine, rules, events[middle:], lock_timeout=wait)
     faults.point("after-commit")
     return results
+
+
+async def apply_unless_locked(
+    connection: AsyncConnection, rules: Rules, events: Sequence[Event]
+) -> list[Result]:
+    """Apply *events*; LockedError where another transaction holds for too long what one needs."""
+    try:
+        return await apply(connection, rules, events)
+    except DBAPIError as error:
+        if sqlstate_of(error) == LOCK_NOT_AVAILABLE:
+            raise LockedError from error
+        raise
 
 
 async def blame(

@@ -35,7 +35,7 @@ class Checkpoint:
     def begun(self) -> bool:
         return self.pages > 0
 
-    def after(self, following: Position | None, *, reach: Reach, content: str) -> "Checkpoint":
+    def after(self, following: Position | None, *, content: str) -> "Checkpoint":
         """
         The pass one page later; *content* is a digest of the page, "" of an empty one.
 
@@ -52,7 +52,6 @@ class Checkpoint:
         return replace(
             self,
             position=following,
-            reach=reach,
             pages=self.pages + 1,
             turned=self.turned + 1,
             empty=empty,

@@ -210,7 +210,7 @@ def _following(run: Run, page: ReadPage, turned: Page) -> Checkpoint:
     assert listing is not None
     assert position is not None
     following = next_position(listing.pagination, position, turned)
-    after = run.checkpoint.after(following, reach=run.checkpoint.reach, content=page.digest)
+    after = run.checkpoint.after(following, content=page.digest)
     if after.position is None and run.rounds.needs_another(after):
         log.info("scan.read_again", **run.report.facts())
         return after.again()

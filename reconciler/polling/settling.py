@@ -5,16 +5,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 import structlog
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import faults
 from reconciler.database import prepare_transaction, transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import fetches, quarantine, resources
-from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import Result
-from reconciler.ledger.commit import BLAMED, LOCK_WAIT, LockedError, commit
+from reconciler.ledger.commit import BLAMED, LOCK_WAIT, apply_unless_locked, commit
 from reconciler.ledger.event import Outcome
 from reconciler.polling import scans, sightings
 from reconciler.polling.checkpoint import Checkpoint
@@ -25,9 +23,7 @@ from reconciler.polling.report import item_of
 from reconciler.polling.run import Run, told
 from reconciler.polling.slots import Mode
 from reconciler.polling.watermark import Stamp, moved, watermark_of
-from reconciler.transactions import sqlstate_of
 
-LOCK_NOT_AVAILABLE = "55P03"  #: SQLSTATE
 MOST_ASKED = 10_000  #: reads that a run by hand does itself
 
 log = structlog.get_logger()
@@ -88,12 +84,8 @@ async def _in_one(run: Run, page: ReadPage, following: Checkpoint) -> Settled:
 async def _applied(connection: AsyncConnection, run: Run, judged: Judged) -> Sequence[Result]:
     if not judged.events:
         return []
-    try:
-        return await apply(connection, run.order.rules, judged.events)
-    except DBAPIError as error:
-        if sqlstate_of(error) == LOCK_NOT_AVAILABLE:  # of one row: the others need not wait
-            raise LockedError from error
-        raise
+    # a lock that is not to be had is of one row: the others need not wait
+    return await apply_unless_locked(connection, run.order.rules, judged.events)
 
 
 async def _one_by_one(

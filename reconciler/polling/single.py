@@ -140,7 +140,7 @@ async def _turn(api: Api, source: Source, checkpoint: Checkpoint) -> tuple[Check
     response = await ask(api, listing, position, since=None)
     page, turned = read_response(source, response)
     following = next_position(listing.pagination, position, turned)
-    return checkpoint.after(following, reach=checkpoint.reach, content=page.digest), page
+    return checkpoint.after(following, content=page.digest), page
 
 
 async def _applied(task: Task, event: Event) -> Result:
