@@ -19,7 +19,6 @@ JUDGED = AnswerRules(
     not_done=frozenset(),
     retry_after_max=timedelta(hours=1),
 )
-FIRST = Before(idempotent=True, maybe_sent=False, last_attempt=False, refusals=0)
 
 DELIVERED, RETRY, DEAD, UNCERTAIN = Verdict
 

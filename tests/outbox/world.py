@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -195,10 +194,6 @@ def crash_at(name: str) -> Callable[[str], None]:
             raise Crash
 
     return point
-
-
-def new_ids(count: int) -> Sequence[uuid.UUID]:
-    return [uuid.uuid4() for _ in range(count)]
 
 
 async def run_sql(engine: AsyncEngine, statement: str) -> None:
