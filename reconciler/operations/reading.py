@@ -45,6 +45,11 @@ async def list_events(
 async def list_quarantined(
     connection: AsyncConnection, *, equal: Mapping[str, str], limit: int, after: str | None
 ) -> Document:
+    if unknown := sorted(equal.keys() - {"sender", "event_id", "outcome"}):
+        raise UsageError(
+            f"what is in quarantine has no {' and no '.join(unknown)} to be listed by",
+            hint="`events list --outcome quarantined --sender NAME`",
+        )
     narrowed = {name: value for name, value in equal.items() if name in {"sender", "event_id"}}
     rows = await quarantine.list_quarantine(
         connection,
