@@ -94,7 +94,9 @@ async def test_every_connection_dies_and_the_next_call_is_as_quick(
         for number in range(3):
             key = f"ord_{number}"
             data = world.sender.sets(key, paid=True, amount=7)
-            assert "applied" == await world.outcome(order_event(f"evt_{number}", data))
+            # a scan, one a second, may have been quicker than we are
+            outcome = await world.outcome(order_event(f"evt_{number}", data))
+            assert outcome in {"applied", "late"}
             expected.append(f"capture {key}")
             await world.effects(*expected)
             await world.rows(

@@ -19,7 +19,8 @@ async def test_p12_a_lost_webhook_is_corrected_and_comes_too_late(world: World):
     async with world.serving():
         await world.baseline_over()
         created = order_event("evt_1", world.sender.sets("ord_1", status="created"))
-        assert "applied" == await world.outcome(created)
+        # a scan, one a second, may have been quicker than we are
+        assert await world.outcome(created) in {"applied", "late"}
         paid = order_event("evt_2", world.sender.sets("ord_1", status="paid", paid=True))
         await world.effects("capture ord_1")
         assert "late" == await world.outcome(paid)
@@ -29,7 +30,7 @@ async def test_p12_a_lost_webhook_is_corrected_and_comes_too_late(world: World):
     assert ["shop:order:ord_1:2:capture"] == world.destination.keys
     (row,) = await world.rows("select status, status_version from orders where id = 'ord_1'")
     assert {"status": "paid", "status_version": 2} == row
-    (correction,) = await world.rows("select * from reconciler.corrections")
+    (correction,) = await world.rows("select * from reconciler.corrections where new_version = 2")
     assert ("behind", 1, 2) == (
         correction["drift"],
         correction["old_version"],
