@@ -471,7 +471,7 @@ async def a_world(
     sender, destination = Sender(), Destination()
     api, pay = await listen(sender.answer), await listen(destination.answer)
     config = directory / "reconciler.toml"
-    database = make_url(database_url).set(password=None)
+    database = make_url(database_url)._replace(password=None)
     places = {
         "@database@": database.render_as_string(hide_password=False),
         "@sender@": api.url,

@@ -36,7 +36,7 @@ async def serving(
     """Run `reconciler serve` as a process of its own; it dies at *crash_at*."""
     file = directory / "reconciler.toml"
     address = make_url(url)
-    shown = address.set(password=None).render_as_string(hide_password=False)
+    shown = address._replace(password=None).render_as_string(hide_password=False)
     file.write_text(SETTINGS.format(url=shown) + SHOP)
     environ = {**os.environ, "SHOP_SECRET": SECRET, "PGPASSWORD": str(address.password or "")}
     if crash_at:
