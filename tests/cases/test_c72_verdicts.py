@@ -33,7 +33,7 @@ async def test_every_answer_has_its_verdict(world, pretend) -> None:
     All statuses that mean something and some that do not, and everything but a status: only a
     2xx is a success, and nothing but a 4xx that is no matter of time or setting is final.
     """
-    world.set(timeout=timedelta(milliseconds=400), concurrency=64)
+    world.set(timeout=timedelta(seconds=3), concurrency=64)
     every = [*RETRIED, *FINAL, *SUCCESS]
     pretend.behave = lambda _, call: answer(every[int(call.target.rpartition("/")[2])])
     await world.enqueue(*(an_entry(n, path=f"/{n}") for n in range(len(every))))
