@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from tests.stories.conftest import UNHEALED
 from tests.world import World, eventually, order_event
 
 pytestmark = pytest.mark.anyio
@@ -16,11 +17,11 @@ async def test_p12_a_lost_webhook_is_corrected_and_comes_too_late(world: World):
     charge, under the key that the webhook would have used. The webhook arrives after all, twice:
     `late`, then `duplicate`, and nothing more happens.
     """
+    async with world.serving(*UNHEALED):  # so that no scan is quicker than this webhook
+        created = order_event("evt_1", world.sender.sets("ord_1", status="created"))
+        assert "applied" == await world.outcome(created)
     async with world.serving():
         await world.baseline_over()
-        created = order_event("evt_1", world.sender.sets("ord_1", status="created"))
-        # a scan, one a second, may have been quicker than we are
-        assert await world.outcome(created) in {"applied", "late"}
         paid = order_event("evt_2", world.sender.sets("ord_1", status="paid", paid=True))
         await world.effects("capture ord_1")
         assert "late" == await world.outcome(paid)
@@ -30,7 +31,7 @@ async def test_p12_a_lost_webhook_is_corrected_and_comes_too_late(world: World):
     assert ["shop:order:ord_1:2:capture"] == world.destination.keys
     (row,) = await world.rows("select status, status_version from orders where id = 'ord_1'")
     assert {"status": "paid", "status_version": 2} == row
-    (correction,) = await world.rows("select * from reconciler.corrections where new_version = 2")
+    (correction,) = await world.rows("select * from reconciler.corrections")
     assert ("behind", 1, 2) == (
         correction["drift"],
         correction["old_version"],
