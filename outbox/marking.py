@@ -117,6 +117,7 @@ class Marking:
                 taken = await settle(connection, marks)
             if unsent:
                 await release(connection, unsent)
+            self._point("relay-in-mark")
         self._point("relay-after-mark")
         for mark in marks:
             if mark.id not in taken:

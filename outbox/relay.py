@@ -147,6 +147,8 @@ class Relay:
             windows = await self._windows.look(connection, free)
             wanted = [self._wanted(name, free[name], windows[name]) for name in free]
             leased, given_up = await lease(connection, wanted)
+            if leased:
+                self._edges.point("relay-in-lease")
             taken = Counter(one.destination for one in leased)
             taken.update(one.destination for one in given_up)
             full = {name: taken[name] >= free[name] for name in free}

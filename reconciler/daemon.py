@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import structlog
 
-from reconciler import embedded, http_server, migrate
+from reconciler import embedded, faults, http_server, migrate
 from reconciler.daemon_parts import Parts
 from reconciler.database import connect
 from reconciler.errors import BusyError, ConfigError, ReconcilerError
@@ -98,12 +98,14 @@ async def serve(
             await migrate.upgrade(engine)
         parts = Parts(assembly=assembly, engine=engine, roles=roles, private=private)
         await parts.database.first_look()
+        faults.point("database-prepared")
         async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as running:
             for name, part in parts.of(webhooks=webhooks, admin=admin).items():
                 running.create_task(until_told(name, part, stop), name=name)
             await stop.wait()
             log.info("daemon.draining", seconds=settings.server.drain.total_seconds())
             notify("STOPPING=1")
+            faults.point("draining")
             deadline.reschedule(loop.time() + (settings.server.drain + SLACK).total_seconds())
     except TimeoutError:
         log.warning("daemon.drain_ended", reason="what was left comes back by its lease")

@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import CreateSchema
 
+from reconciler import faults
 from reconciler.data import migrations_directory
 from reconciler.database import engine_for, prepare_transaction, schema_of, transact
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
@@ -78,6 +79,7 @@ async def migrate(connection: AsyncConnection, schema: str) -> None:
     )
     if not is_ahead(await revision_on(connection)):
         await connection.run_sync(run_alembic, schema)
+        faults.point("in-migration")
 
 
 def run_alembic(connection: Connection, schema: str) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from reconciler import faults
 from reconciler.errors import DatabaseAwayError, ReconcilerError
 from reconciler.server_connection import ServerConnection
 
@@ -117,6 +118,15 @@ def server_connection(connection: AsyncConnection) -> "ServerConnection":
     server = connection.sync_connection.connection.driver_connection
     assert isinstance(server, ServerConnection)
     return server
+
+
+def crash_in_commit(connection: AsyncConnection, name: str) -> None:
+    """The crash point *name*, with COMMIT on its way; in production nothing at all."""
+    if faults.armed(name):
+        wire = server_connection(connection).pgconn
+        wire.send_query(b"COMMIT")
+        wire.flush()
+        faults.point(name)
 
 
 def is_lost(connection: AsyncConnection) -> bool:

@@ -23,6 +23,8 @@ JUDGED_BODY_LIMIT = 1024 * 1024  # bytes where success_when does
 IDLE_LIMIT = 4.0  # seconds; servers close idle connections from 5 s on, and a race costs an answer
 CLOSING_LIMIT = 1.0  # seconds
 
+WITHIN = ("relay-half-sent", "relay-sent")  # crash points inside a request
+
 USER_AGENT = "webhook-reconciler"
 
 # Who sends a message and how it is framed is ours to say, at send time.
@@ -73,6 +75,7 @@ class HttpDestination:
     concurrency: int  #: how many connections are kept at the most
     judges_bodies: bool = False  #: success_when is said: read more of the answer
     tls: ssl.SSLContext | None = None
+    point: Callable[[str], None] | None = None  #: told how far a call is; only for tests of crashes
     _kept: list[httpx.AsyncHTTPTransport] = field(default_factory=list, init=False)
 
     async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
@@ -166,8 +169,23 @@ class HttpDestination:
                     "write": seconds,
                     "pool": seconds,
                 },
+                **({} if self.point is None else {"trace": _Traced(self.point)}),
             },
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """Names the places within a request, as httpcore tells of them."""
+
+    point: Callable[[str], None]
+
+    async def __call__(self, event: str, _facts: Mapping[str, object]) -> None:
+        match event:
+            case "http11.send_request_body.started":
+                self.point(WITHIN[0])
+            case "http11.receive_response_headers.started":
+                self.point(WITHIN[1])
 
 
 @dataclass(slots=True, kw_only=True)

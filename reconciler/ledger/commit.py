@@ -18,7 +18,7 @@ from reconciler.ledger.deferred import quarantine_deferred
 from reconciler.ledger.event import OWN_PREFIXES, Event, Outcome
 from reconciler.ledger.reactions import UserStepError
 from reconciler.ledger.rules import Rules
-from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
+from reconciler.transactions import LOCK_NOT_AVAILABLE, crash_in_commit, sqlstate_of
 
 LOCK_WAIT = timedelta(seconds=2)  #: for a twin in flight; then 503, and the sender tries again
 
@@ -61,8 +61,10 @@ async def commit(
         await prepare_transaction(
             connection, lock_timeout=lock_timeout, search_path=rules.search_path
         )
+        faults.point("after-begin")
         results = await apply_unless_locked(connection, rules, events)
         faults.point("before-commit")
+        crash_in_commit(connection, "commit-sent")
         return results
 
     try:
@@ -121,9 +123,11 @@ async def blame(
         return [Result(event=event, outcome=Outcome.QUARANTINED, fault=fault, retryable=True)]
 
     async def keep(connection: AsyncConnection) -> int:
-        return await quarantine.keep(
+        failures = await quarantine.keep(
             connection, event.sender, event.raw, event.headers, fault, event.event_id
         )
+        faults.point("in-quarantine")
+        return failures
 
     failures = await transact(engine, keep)
     by_user = isinstance(error, UserStepError) or has_class(error, CONSTRAINT)

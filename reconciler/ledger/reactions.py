@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.enqueue import enqueue
 from outbox.entry import Enqueued, NewEntry, State, bounded
-from reconciler import database
+from reconciler import database, faults
 from reconciler.errors import ReconcilerError
 from reconciler.ledger.causes import Cause, names_for
 from reconciler.ledger.effects import entry_for
@@ -66,6 +66,7 @@ async def react(
             else:
                 owed.append(entry)
         entries.append([*owed, *sending.entries])
+    faults.point("before-enqueue")
     return await write(connection, entries)
 
 

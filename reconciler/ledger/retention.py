@@ -101,6 +101,7 @@ async def until_done(
         total += count
         if count < batch:
             break
+        faults.point("between-purges")
     if total:
         log.info("retention.purged", what=what, sender=sender, rows=total)
     return total

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from outbox.destinations import Destination
-from outbox.destinations.http import HttpDestination
+from outbox.destinations.http import WITHIN, HttpDestination
 from outbox.verdict import AnswerRules
+from reconciler import faults
 from reconciler.errors import ConfigError, Problem
 from reconciler.exact_json import Json
 from reconciler.expressions import (
@@ -43,6 +44,7 @@ def compile_destination(name: str, settings: Settings, secrets: Secrets) -> Dest
             headers={header: secrets.header(value) for header, value in given.headers.items()},
             concurrency=given.concurrency,
             judges_bodies=success is not None,
+            point=faults.point if any(map(faults.armed, WITHIN)) else None,
         ),
         rules=AnswerRules(
             success_when=Judging(success) if success else None,

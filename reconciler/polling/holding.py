@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from reconciler import faults
 from reconciler.database import transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.lifecycle import first_error
@@ -45,6 +46,7 @@ async def _keep(engine: AsyncEngine, lease: Lease) -> None:
         await asyncio.sleep(lease.duration.total_seconds() / RENEWALS)
         try:
             await transact(engine, lambda connection: scans.renew(connection, lease))
+            faults.point("scan-after-renewal")
         except DatabaseAwayError as error:
             # the next page's own transaction will find out whether the slot is still ours
             log.warning("scan.lease_not_renewed", error=str(error), sender=lease.slot.sender)

@@ -90,6 +90,7 @@ async def _begin(order: Order) -> Run | None:
     taken = None if order.dry_run else await _take(order, report)
     if taken is None and not order.dry_run:
         return None
+    faults.point("scan-after-take")
     assert order.source.listing is not None
     moment, watermark, in_baseline = await transact(order.engine, partial(_look, order=order))
     run = Run(
@@ -199,6 +200,7 @@ async def _settle(run: Run, response: Response) -> None:
     except PageBrokenError as error:
         broken, following = error, run.checkpoint
     await settle_page(run, page, following)
+    faults.point("scan-after-checkpoint")
     if following.turned == 0 and broken is None:
         run.rounds.begin()
     if broken is not None:

@@ -3,6 +3,7 @@
 import asyncio
 from datetime import timedelta
 
+from reconciler import faults
 from reconciler.http_server import Receive, Send
 from reconciler.receiver.answers import Answer
 
@@ -31,6 +32,8 @@ async def respond(send: Send, answer: Answer, *, unread: Receive | None = None) 
             "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
         }
     )
+    if answer.status < 300:
+        faults.point("ack-half-sent")
     if unread is None:
         await send({"type": "http.response.body", "body": answer.body})
         return
