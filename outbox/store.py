@@ -84,6 +84,8 @@ outbox = Table(
     Column("last_error", Text),
     Column("created_at", Time, nullable=False, server_default=func.now()),
     Column("completed_at", Time),
+    # How many attempts were used when it was last redriven: the budget counts from there.
+    Column("attempts_before", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("id", name="outbox_pkey"),
     UniqueConstraint("sender", "event_id", "effect", "part", "repetition", name="outbox_once"),
     CheckConstraint(
@@ -110,6 +112,13 @@ Index(
     outbox.c.position,
     postgresql_where=text("ordered and state in ('pending','uncertain','dead')"),
 )
+Index(
+    "outbox_completed_idx",
+    outbox.c.sender,
+    outbox.c.completed_at,
+    postgresql_where=text("completed_at is not null"),
+)
+Index("outbox_resource_idx", outbox.c.sender, outbox.c.kind, outbox.c.key)
 
 outbox_attempts = Table(
     "outbox_attempts",
@@ -137,6 +146,12 @@ effect_keys = Table(
     Column("lasting", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Time, nullable=False, server_default=func.now()),
     PrimaryKeyConstraint("destination", "idempotency_key", name="effect_keys_pkey"),
+)
+Index(
+    "effect_keys_created_idx",
+    effect_keys.c.sender,
+    effect_keys.c.created_at,
+    postgresql_where=text("not lasting"),
 )
 
 

@@ -9,7 +9,7 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler import migrate
+from reconciler import indexes, migrate
 from reconciler.database import check_collation, check_durable, clock_skew
 from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.ledger import baselines, user_sql
@@ -56,6 +56,7 @@ class DatabaseWatch:
         await migrate.require_current(self.engine)
         await check_durable(self.engine)
         await check_collation(self.engine)
+        await indexes.check(self.engine)
         try:
             problems = await user_sql.verify(self.engine, self.assembly.rules)
         except DBAPIError as error:

@@ -38,6 +38,7 @@ POINTS: Final = {
     "read-between-fetch-and-apply": "the sender has told, nothing is written",
     # the rest
     "in-migration": "the schema is changed and not committed",
+    "between-indexes": "the schema is changed, one index is made, and more are missing",
     "between-purge-and-horizon": "claims are removed, their horizon is not moved",
     "between-purges": "a batch is removed, and more wait",
     "database-prepared": "everything is checked, and no part runs",

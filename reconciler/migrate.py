@@ -8,14 +8,20 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import CreateSchema
 
-from reconciler import faults
+from reconciler import faults, indexes
 from reconciler.data import migrations_directory
 from reconciler.database import engine_for, prepare_transaction, schema_of, transact
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
 from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
 
 LOCK_TIMEOUT: Final = timedelta(seconds=2)
-"""Behind a waiting ALTER everything else waits too: give up early, and be run again."""
+"""How long a migrator waits for another one."""
+
+ALTER_TIMEOUT: Final = timedelta(milliseconds=100)
+"""Behind a waiting ALTER everything else waits too: give up at once, and try again soon."""
+
+ATTEMPTS: Final = 8
+"""How often the migration asks for its locks before it says who is in the way."""
 
 ROUNDS: Final = 5
 """How often a migrator that met another one looks again."""
@@ -34,7 +40,8 @@ async def upgrade(database: AsyncEngine | str, schema: str = "reconciler") -> st
     """
     Apply every migration that the database lacks, in one transaction; return the revision.
 
-    *database* is an engine (its own schema counts) or a URL. Safe to run at any time, and by
+    Indexes are made after it, concurrently, and rebuilt where an earlier run broke off. *database*
+    is an engine (its own schema counts) or a URL. Safe to run at any time, under traffic, and by
     several at once. A database one migration ahead of this version is left as it is.
 
     Raises BusyError when a table stays locked, ConfigError when the database is further ahead.
@@ -46,13 +53,21 @@ async def upgrade(database: AsyncEngine | str, schema: str = "reconciler") -> st
         finally:
             await engine.dispose()
 
-    schema = schema_of(database)
     found = await current(database)
-    if found is not None and (found == head() or is_ahead(found)):
-        return found  # nothing to do: ask for no lock
+    if found is None or not (found == head() or is_ahead(found)):
+        found = await upgrade_tables(database)
+    await indexes.mend(database)
+    return found
+
+
+async def upgrade_tables(database: AsyncEngine) -> str:
+    """Apply what is missing, but for the indexes of tables with rows; return the revision."""
+    schema = schema_of(database)
     for _ in range(ROUNDS):
         try:
-            await transact(database, lambda connection: migrate(connection, schema), attempts=3)
+            await transact(
+                database, lambda connection: migrate(connection, schema), attempts=ATTEMPTS
+            )
             return await require_current(database)
         except DBAPIError as error:
             if sqlstate_of(error) not in RACED:
@@ -62,7 +77,7 @@ async def upgrade(database: AsyncEngine | str, schema: str = "reconciler") -> st
                 raise
             raise BusyError(
                 "another transaction holds a lock that the migration needs",
-                hint="nothing was changed: run it again when that transaction has ended",
+                hint="nothing was changed, nobody had to wait: run it again when that has ended",
             ) from error
     raise BusyError("another migration is running")
 
@@ -77,20 +92,25 @@ async def migrate(connection: AsyncConnection, schema: str) -> None:
     await connection.execute(
         text(f'lock table "{schema}".alembic_version in share row exclusive mode')
     )
-    if not is_ahead(await revision_on(connection)):
-        await connection.run_sync(run_alembic, schema)
+    found = await revision_on(connection)
+    if not is_ahead(found):
+        await prepare_transaction(connection, lock_timeout=ALTER_TIMEOUT, search_path=f'"{schema}"')
+        await connection.run_sync(run_alembic, schema, fresh=found is None)
         faults.point("in-migration")
 
 
-def run_alembic(connection: Connection, schema: str) -> None:
+def run_alembic(
+    connection: Connection, schema: str, *, fresh: bool, revision: str = "head"
+) -> None:
+    """Apply the migrations up to *revision*; *fresh*: the tables are being made, and empty."""
     # a third of a second to import: only for whoever really migrates
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
     config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
-    config.attributes.update(connection=connection, schema=schema)
-    command.upgrade(config, "head")
+    config.attributes.update(connection=connection, schema=schema, fresh=fresh)
+    command.upgrade(config, revision)
 
 
 def head() -> str:

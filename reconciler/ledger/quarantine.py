@@ -70,6 +70,7 @@ Index(
     postgresql_where=text("state = 'open'"),
 )
 Index("quarantine_event_idx", _kept.sender, _kept.event_id, postgresql_where=text("state = 'open'"))
+Index("quarantine_closed_idx", _kept.last_seen_at, postgresql_where=text("state <> 'open'"))
 
 
 async def keep(  # noqa: PLR0913, PLR0917 - the parts of one delivery

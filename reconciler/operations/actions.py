@@ -1,0 +1,62 @@
+"""What people did: each act is written down in the transaction in which it happens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Column, PrimaryKeyConstraint, Table, Text, Uuid, func, insert, select
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from reconciler.database import metadata, uuid7
+from reconciler.ledger.rowsets import AnyRow, Time
+
+actions = Table(
+    "actions",
+    metadata,
+    Column("id", Uuid, nullable=False),
+    Column("at", Time, nullable=False, server_default=func.now()),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", JSONB, nullable=False),
+    Column("reason", Text),
+    PrimaryKeyConstraint("id", name="actions_pkey"),
+)
+
+
+async def record(
+    connection: AsyncConnection,
+    *,
+    actor: str,
+    action: str,
+    subject: Mapping[str, Any],
+    reason: str | None,
+) -> UUID:
+    """
+    Write down that *actor* did *action* to *subject*; the id of that note.
+
+    The caller owns the transaction: what is done and that it was done commit together.
+    """
+    id_ = uuid7()
+    await connection.execute(
+        insert(actions).values(
+            id=id_, actor=actor, action=action, subject=dict(subject), reason=reason
+        )
+    )
+    return id_
+
+
+async def listed(
+    connection: AsyncConnection,
+    *,
+    action: str | None = None,
+    limit: int = 50,
+    after: UUID | None = None,
+) -> Sequence[AnyRow]:
+    """What people did, the latest first; *after* is the id of the last one seen."""
+    statement = select(actions).order_by(actions.c.id.desc()).limit(limit)
+    if action is not None:
+        statement = statement.where(actions.c.action == action)
+    if after is not None:
+        statement = statement.where(actions.c.id < after)
+    return (await connection.execute(statement)).all()
