@@ -1,25 +1,29 @@
 """Which events still have entries, and the removal of entries that are long over."""
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Delete,
+    FromClause,
     Interval,
-    any_,
+    Text,
+    Uuid,
     delete,
+    false,
     func,
     literal,
-    literal_column,
     select,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import State
-from outbox.store import effect_keys, outbox, outbox_attempts
+from outbox.forgetting import BATCH, Gone, Old, Place, forget
+from outbox.store import effect_keys, outbox, outbox_attempts, record_set
 
 OVER = (State.DELIVERED, State.SKIPPED, State.DISCARDED)  #: nothing can come of these any more
+
+HasEntry = Callable[[ColumnElement[str], ColumnElement[str]], ColumnElement[bool]]
 
 
 def has_entry(sender: ColumnElement[str], event_id: ColumnElement[str]) -> ColumnElement[bool]:
@@ -28,56 +32,77 @@ def has_entry(sender: ColumnElement[str], event_id: ColumnElement[str]) -> Colum
     return select(entry.c.id).where(entry.c.sender == sender, entry.c.event_id == event_id).exists()
 
 
-async def purge(
-    connection: AsyncConnection, sender: str, *, keep: timedelta, batch: int = 10_000
-) -> int:
-    """
-    Remove up to *batch* entries that were over longer ago than *keep*; return how many.
+def has_entry_after(keep: timedelta) -> HasEntry:
+    """As `has_entry`, once entries that were over longer ago than *keep* are gone."""
 
-    Their attempts go too. Pending, dead and uncertain entries stay: a person may still act.
-    """
-    gone = _purge_entries(sender, keep=keep, batch=batch).returning(outbox.c.id).cte("gone")
-    ids = list(await connection.scalars(select(gone.c.id)))
-    if ids:
-        await connection.execute(delete(outbox_attempts).where(outbox_attempts.c.entry_id.in_(ids)))
-    return len(ids)
+    def has_one(sender: ColumnElement[str], event_id: ColumnElement[str]) -> ColumnElement[bool]:
+        entry = outbox.alias("entry")
+        found = select(entry.c.id).where(entry.c.sender == sender, entry.c.event_id == event_id)
+        return found.where(~_goes(entry, keep)).exists()
+
+    return has_one
 
 
-async def purge_keys(
-    connection: AsyncConnection, sender: str, *, keep: timedelta, batch: int = 10_000
-) -> int:
+def _goes(entry: FromClause, keep: timedelta) -> ColumnElement[bool]:
+    """Whether `purge` will remove this entry."""
+    old = entry.c.completed_at < func.now() - literal(keep, Interval())
+    return entry.c.state.in_(_OVER) & func.coalesce(old, false())
+
+
+def old_entries(sender: str, keep: timedelta) -> Old:
     """
-    Forget up to *batch* idempotency keys used longer ago than *keep*; return how many.
+    Entries that were over longer ago than *keep*.
+
+    Pending ones have no time of their end and are not even looked at, however many wait for a
+    destination; dead and uncertain ones stay: a person may still act.
+    """
+    return Old(
+        table=outbox,
+        by="completed_at",
+        keep=keep,
+        among=lambda victim: [victim.c.sender == sender],
+        spared=lambda victim: victim.c.state.not_in(_OVER),
+    )
+
+
+def old_keys(sender: str, keep: timedelta, *, gone: timedelta | None = None) -> Old:
+    """
+    Idempotency keys used longer ago than *keep*.
 
     Not those that name neither version nor event, which outlive their entries, and none whose
-    entry is still there.
+    entry is still there; with *gone*, once entries that were over so long ago are not.
     """
-    key = effect_keys.alias("victim")
-    entry = outbox.alias("entry")
-    victims: Any = (
-        select(literal_column("victim.ctid"))
-        .select_from(key)
-        .where(key.c.sender == sender, ~key.c.lasting, key.c.created_at < func.now() - _ago(keep))
-        .where(~select(entry.c.id).where(entry.c.id == key.c.entry_id).exists())
-        .limit(batch)
+
+    def has_its_entry(victim: FromClause) -> ColumnElement[bool]:
+        entry = outbox.alias("entry")
+        found = select(entry.c.id).where(entry.c.id == victim.c.entry_id)
+        return (found if gone is None else found.where(~_goes(entry, gone))).exists()
+
+    return Old(
+        table=effect_keys,
+        by="created_at",
+        keep=keep,
+        among=lambda victim: [victim.c.sender == sender, ~victim.c.lasting],
+        spared=has_its_entry,
     )
-    address: ColumnElement[Any] = literal_column("effect_keys.ctid")
-    statement = delete(effect_keys).where(address == any_(func.array(victims.scalar_subquery())))
-    return (await connection.execute(statement)).rowcount
 
 
-def _purge_entries(sender: str, *, keep: timedelta, batch: int) -> Delete:
-    entry = outbox.alias("victim")
-    victims: Any = (
-        select(literal_column("victim.ctid"))
-        .select_from(entry)
-        .where(entry.c.sender == sender, entry.c.state.in_([state.value for state in OVER]))
-        .where(entry.c.completed_at < func.now() - _ago(keep))
-        .limit(batch)
-    )
-    address: ColumnElement[Any] = literal_column("outbox.ctid")
-    return delete(outbox).where(address == any_(func.array(victims.scalar_subquery())))
+async def purge(
+    connection: AsyncConnection,
+    sender: str,
+    *,
+    keep: timedelta,
+    after: Place | None = None,
+    batch: int = BATCH,
+) -> Gone:
+    """Remove what may go of the next *batch* entries that are old, and their attempts."""
+    gone = await forget(connection, old_entries(sender, keep), after=after, batch=batch, value="id")
+    if gone.rows:
+        rows = [{"id": str(id_)} for id_ in gone.values]
+        await connection.execute(_DROP_ATTEMPTS, {"rows": rows})
+    return gone
 
 
-def _ago(duration: timedelta) -> ColumnElement[timedelta]:
-    return literal(duration, type_=Interval())
+_OVER = [literal(state.value, Text) for state in OVER]
+_gone = record_set("gone", {"id": Uuid()}).c
+_DROP_ATTEMPTS = delete(outbox_attempts).where(outbox_attempts.c.entry_id == _gone.id)

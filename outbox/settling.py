@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     Boolean,
+    Delete,
     Double,
     Integer,
     Text,
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     case,
+    delete,
     func,
     or_,
     select,
@@ -37,6 +39,8 @@ from outbox.store import (
     outbox_attempts,
     record_set,
 )
+
+KEPT_ATTEMPTS = 100  #: of one entry, beside its first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,22 @@ async def settle(connection: AsyncConnection, marks: Sequence[Mark]) -> set[UUID
         for mark in sorted(marks, key=lambda mark: mark.id)
     ]
     settled = await _SETTLE.rows(connection, rows=rows)
+    taken = {row.id for row in settled}
     await record_attempts(connection, rows)
-    return {row.id for row in settled}
+    if len(taken) < len(rows):
+        # an attempt that came too late may have outlived its entry, and nobody would remove it
+        await _FORGET_STRAYS.count(
+            connection, rows=[row for row in rows if UUID(str(row["id"])) not in taken]
+        )
+    return taken
 
 
 async def record_attempts(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Keep what is known of attempts; one without a verdict was never answered."""
     await _RECORD_ATTEMPTS.count(connection, rows=list(rows))
+    long = [row for row in rows if row["attempt"] > KEPT_ATTEMPTS]
+    if long:
+        await _FORGET_EARLY.count(connection, rows=long)
 
 
 def _settle_statement() -> Update:
@@ -151,5 +164,24 @@ def _record_attempts_statement() -> Insert:
     )
 
 
+def _forget_early_statement() -> Delete:
+    """All but the first and the latest attempts of entries that are refused for weeks."""
+    given = record_set("given", {"id": Uuid(), "attempt": Integer()}).c
+    number = outbox_attempts.c.attempt
+    return delete(outbox_attempts).where(
+        outbox_attempts.c.entry_id == given.id,
+        number > 1,
+        number <= given.attempt - KEPT_ATTEMPTS,
+    )
+
+
+def _forget_strays_statement() -> Delete:
+    given = record_set("given", {"id": Uuid()}).c
+    entry = select(outbox.c.id).where(outbox.c.id == given.id)
+    return delete(outbox_attempts).where(outbox_attempts.c.entry_id == given.id, ~entry.exists())
+
+
 _SETTLE = Compiled(_settle_statement())
 _RECORD_ATTEMPTS = Compiled(_record_attempts_statement())
+_FORGET_EARLY = Compiled(_forget_early_statement())
+_FORGET_STRAYS = Compiled(_forget_strays_statement())

@@ -19,9 +19,9 @@ from reconciler.errors import DatabaseAwayError
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.event import Event, Outcome
-from reconciler.ledger.retention import purge
 from reconciler.lifecycle import Part, Progress, pause
 from reconciler.operations.assembly import Assembly
+from reconciler.operations.purging import keep_purging
 from reconciler.operations.status import figures
 from reconciler.polling import fetching, schedule
 from reconciler.polling.report import ScanReport
@@ -38,7 +38,6 @@ from reconciler.web.metrics import Metrics
 log = structlog.get_logger()
 
 GAUGES_EVERY = timedelta(seconds=15)
-RETENTION_EVERY = timedelta(minutes=10)
 COMMIT_BOUND = timedelta(seconds=45)  #: beyond the group commit's own deadline
 ADMIN_DRAIN = timedelta(seconds=2)
 
@@ -190,21 +189,14 @@ class Parts:
         )
 
     async def forget(self, stop: asyncio.Event) -> None:
-        """Remove what is old enough, in batches that hold nothing up; for ever behind."""
+        """Remove what is old enough, in batches that hold nothing up."""
         await self.database.once_prepared(stop)
-        settings = self.assembly.loaded.settings
-        while not stop.is_set():
-            for name, sender in settings.senders.items():
-                try:
-                    await purge(
-                        self.engine,
-                        name,
-                        keep_claims=sender.keep_claims or settings.retention.claims,
-                        keep_bodies=sender.keep_bodies or settings.retention.bodies,
-                    )
-                except DatabaseAwayError:
-                    break  # the database part says so, once
-            await pause(stop, RETENTION_EVERY)
+        await keep_purging(
+            self.engine,
+            self.assembly.loaded.settings,
+            stop=stop,
+            beat=self.progress.loop("retention", bound=LOOP_BOUND),
+        )
 
     async def refresh_gauges(self, stop: asyncio.Event) -> None:
         """One transaction every quarter of a minute, never inside a scrape."""

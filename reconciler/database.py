@@ -112,6 +112,7 @@ async def prepare_transaction(
     connection: AsyncConnection,
     *,
     lock_timeout: timedelta = LOCK_WAIT,
+    idle: timedelta = IDLE_IN_TRANSACTION,
     search_path: str | None = None,
 ) -> None:
     """
@@ -125,7 +126,7 @@ async def prepare_transaction(
     path = search_path or configured
     limits = {
         "lock_timeout": milliseconds(lock_timeout),
-        "idle_in_transaction_session_timeout": milliseconds(IDLE_IN_TRANSACTION),
+        "idle_in_transaction_session_timeout": milliseconds(idle),
     }
     if path:
         await _LIMITS_AND_PATH.count(connection, **limits, search_path=path)

@@ -14,6 +14,7 @@ COMMANDS = {
     "status": ("reconciler.cli.status", "Show what stands, waits and failed."),
     "events": ("reconciler.cli.events", "List and show events."),
     "outbox": ("reconciler.cli.outbox", "List and show outbox entries."),
+    "purge": ("reconciler.cli.purge", "Remove what is older than it has to be kept."),
     "sql": ("reconciler.cli.sql", "Run an SQL script on the configured database."),
     "demo": ("reconciler.cli.demo", "Prove it: a lossy sender, a forgetful destination."),
 }

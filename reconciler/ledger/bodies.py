@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
+from outbox.forgetting import Old
 from reconciler.database import metadata
 from reconciler.ledger.claims import is_deferred
 from reconciler.ledger.event import Event
@@ -18,9 +19,7 @@ from reconciler.ledger.rowsets import (
     EventId,
     Time,
     base64_text,
-    delete_oldest,
     event_rows,
-    interval,
     record_set,
 )
 
@@ -67,23 +66,15 @@ async def drop(connection: AsyncConnection, ids: Collection[EventId]) -> None:
         await connection.execute(_DROP, {"rows": event_rows(ids)})
 
 
-async def purge(connection: AsyncConnection, sender: str, *, keep: timedelta, batch: int) -> int:
-    """
-    Delete up to *batch* bodies that came longer ago than *keep*; return how many.
-
-    A deferred event's body stays: its facts are made again from it.
-    """
-    statement = delete_oldest(
-        event_bodies,
+def old(sender: str, keep: timedelta) -> Old:
+    """Bodies that came longer ago than *keep*; a deferred event's stays: its facts need it."""
+    return Old(
+        table=event_bodies,
         by="received_at",
-        limit=batch,
-        where=lambda victim: [
-            victim.c.sender == sender,
-            victim.c.received_at < func.now() - interval(keep),
-            ~is_deferred(victim.c.sender, victim.c.event_id),
-        ],
+        keep=keep,
+        among=lambda victim: [victim.c.sender == sender],
+        spared=lambda victim: is_deferred(victim.c.sender, victim.c.event_id),
     )
-    return (await connection.execute(statement)).rowcount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

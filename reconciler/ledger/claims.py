@@ -1,6 +1,6 @@
 """Claims: the rows whose primary key lets an event happen once."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
+    FromClause,
     Index,
     Integer,
     PrimaryKeyConstraint,
@@ -26,6 +27,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
+from outbox.forgetting import Old
 from reconciler.database import metadata
 from reconciler.ledger.claim_rows import CLAIM_TYPES
 from reconciler.ledger.event import OWN_PREFIXES, Outcome
@@ -37,9 +39,7 @@ from reconciler.ledger.rowsets import (
     EventId,
     ResourceId,
     Time,
-    delete_oldest,
     event_rows,
-    interval,
     moment_text,
     page,
     record_set,
@@ -150,37 +150,42 @@ def is_deferred(sender: ColumnElement[str], event_id: ColumnElement[str]) -> Col
     )
 
 
-async def purge(
-    connection: AsyncConnection,
+def old(
     sender: str,
-    *,
     keep: timedelta,
-    batch: int,
-    spared: Any,
-) -> tuple[int, datetime | None]:
+    *,
+    spared: Callable[[ColumnElement[str], ColumnElement[str]], ColumnElement[bool]],
+) -> Old:
     """
-    Delete up to *batch* claims older than *keep*: how many, and when the youngest was made.
+    Claims older than *keep*.
 
-    Deferred ones stay, and those for which *spared* (sender, event id) is true.
+    Deferred ones stay, and those for which *spared* (sender, event id) is true: a claim outlives
+    its entries.
     """
-    gone = (
-        delete_oldest(
-            processed_events,
-            by="processed_at",
-            limit=batch,
-            where=lambda victim: [
-                victim.c.sender == sender,
-                victim.c.processed_at < func.now() - interval(keep),
-                victim.c.outcome != Outcome.DEFERRED.value,
-                ~spared(victim.c.sender, victim.c.event_id),
-            ],
-        )
-        .returning(_claims.processed_at)
-        .cte("gone")
+
+    def stays(victim: FromClause) -> ColumnElement[bool]:
+        waits = victim.c.outcome == Outcome.DEFERRED.value
+        return or_(waits, spared(victim.c.sender, victim.c.event_id))
+
+    return Old(
+        table=processed_events,
+        by="processed_at",
+        keep=keep,
+        among=lambda victim: [victim.c.sender == sender],
+        spared=stays,
     )
-    counted = select(func.count(), func.max(gone.c.processed_at)).select_from(gone)
-    count, latest = (await connection.execute(counted)).one()
-    return count, latest
+
+
+async def senders(connection: AsyncConnection) -> list[str]:
+    """Every sender that has claims, configured or not; as quick as there are few."""
+    first = select(func.min(_claims.sender).label("sender"))
+    found = first.cte("found", recursive=True)
+    following = (
+        select(func.min(_claims.sender)).where(_claims.sender > found.c.sender).scalar_subquery()
+    )
+    found = found.union_all(select(following).where(found.c.sender.is_not(None)))
+    rows = await connection.scalars(select(found.c.sender).where(found.c.sender.is_not(None)))
+    return list(rows)
 
 
 async def show(connection: AsyncConnection, sender: str, event_id: str) -> AnyRow | None:

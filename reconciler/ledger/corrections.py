@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.forgetting import Old
 from reconciler.database import metadata, uuid7
 from reconciler.ledger.guard import DriftKind
 from reconciler.ledger.rowsets import (
@@ -97,6 +99,16 @@ async def mark_late(connection: AsyncConnection, late: Collection[tuple[Resource
     ]
     if rows:
         await connection.execute(_MARK_LATE, {"rows": rows})
+
+
+def old(sender: str, keep: timedelta) -> Old:
+    """Corrections older than *keep*: the event that one stands in for cannot be told any more."""
+    return Old(
+        table=corrections,
+        by="found_at",
+        keep=keep,
+        among=lambda victim: [victim.c.sender == sender],
+    )
 
 
 async def list_corrections(  # noqa: PLR0913 - filters

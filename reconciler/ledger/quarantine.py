@@ -1,13 +1,16 @@
 """Quarantine: authentic events that could not be applied, kept whole to be replayed."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
     CheckConstraint,
     Column,
+    ColumnElement,
+    FromClause,
     Index,
     Integer,
     LargeBinary,
@@ -18,6 +21,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
+    literal_column,
     select,
     text,
     update,
@@ -26,6 +30,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
+from outbox.forgetting import Old
 from reconciler.database import metadata, uuid7
 from reconciler.ledger.rowsets import (
     EVENT_ID,
@@ -38,6 +43,9 @@ from reconciler.ledger.rowsets import (
     record_set,
     storable,
 )
+
+# Written out: only then can the planner see that the partial indexes apply.
+OPEN: ColumnElement[str] = literal_column("'open'", Text)
 
 FAULT_LIMIT = 2000  #: characters kept of what went wrong
 
@@ -142,6 +150,29 @@ async def settle(connection: AsyncConnection, id_: UUID, *, state: str) -> bool:
     """Close one copy, as `replayed`, `superseded` or `discarded`; False where it is not open."""
     statement = update(quarantine).where(_kept.id == id_, _kept.state == "open")
     return (await connection.execute(statement.values(state=state))).rowcount == 1
+
+
+def old(sender: str, keep: timedelta) -> Old:
+    """Closed copies that were seen last longer ago than *keep*."""
+    return _old(sender, keep, _is_closed)
+
+
+def old_open(sender: str, keep: timedelta) -> Old:
+    """Copies that nobody has decided about, although they were seen last so long ago."""
+    return _old(sender, keep, lambda victim: victim.c.state == OPEN)
+
+
+def _old(sender: str, keep: timedelta, state: Callable[[FromClause], ColumnElement[bool]]) -> Old:
+    return Old(
+        table=quarantine,
+        by="last_seen_at",
+        keep=keep,
+        among=lambda victim: [victim.c.sender == sender, state(victim)],
+    )
+
+
+def _is_closed(victim: FromClause) -> ColumnElement[bool]:
+    return victim.c.state != OPEN
 
 
 async def show(connection: AsyncConnection, id_: UUID) -> AnyRow | None:

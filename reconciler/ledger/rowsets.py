@@ -1,28 +1,22 @@
 """Rows on their way to the server: one JSON parameter, however many there are."""
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     DateTime,
-    Delete,
-    FromClause,
     Interval,
     Row,
     Select,
-    Table,
     TableValuedAlias,
     Text,
-    any_,
     bindparam,
     column,
-    delete,
     func,
     literal,
-    literal_column,
     select,
     tuple_,
 )
@@ -81,30 +75,6 @@ def storable(text: str) -> str:
     """*text* without what PostgreSQL cannot hold: NUL, and halves of surrogate pairs."""
     clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
     return clean.encode("utf-8", "replace").decode("utf-8")
-
-
-def delete_oldest(
-    table: Table,
-    *,
-    by: str,
-    limit: int,
-    where: Callable[[FromClause], Sequence[ColumnElement[bool]]],
-) -> Delete:
-    """
-    Delete up to *limit* rows of *table*, the oldest *by* a time column first.
-
-    By row address from an array: several times as fast as joining over the key.
-    """
-    victim = table.alias("victim")
-    addresses: Select[Any] = (
-        select(literal_column("victim.ctid"))
-        .select_from(victim)
-        .where(*where(victim))
-        .order_by(victim.c[by])
-        .limit(limit)
-    )
-    address: ColumnElement[Any] = literal_column(f"{table.name}.ctid")
-    return delete(table).where(address == any_(func.array(addresses.scalar_subquery())))
 
 
 def page(  # noqa: PLR0913 - which rows, and which page of them

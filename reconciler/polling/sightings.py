@@ -1,7 +1,7 @@
 """Since when a drift has stood: what grace is measured by where the sender gives no time."""
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import (
     BigInteger,
@@ -18,6 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.forgetting import Old
 from reconciler.database import metadata
 from reconciler.ledger.rowsets import C, Time, record_set
 
@@ -80,6 +81,15 @@ async def forget(
             ),
             {"rows": [{"key": key} for key in sorted(keys)]},
         )
+
+
+def old(keep: timedelta) -> Old:
+    """
+    What was seen first longer ago than *keep*: of kinds that nobody scans any more.
+
+    There are few of these rows: what drifts is corrected, and then forgotten.
+    """
+    return Old(table=sightings, by="seen_at", keep=keep)
 
 
 async def forget_before(

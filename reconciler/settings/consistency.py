@@ -40,6 +40,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield from _server(settings)
     yield from _database(settings)
     yield from _relay(settings)
+    yield from _entries(settings)
     for name, sender in settings.senders.items():
         yield from _sender(("senders", name), sender, settings)
         yield from check_kinds(name, settings)
@@ -153,6 +154,35 @@ def _retention(path: KeyPath, sender: SenderSettings, settings: Settings) -> Ite
         f' keep_claims = "{spell_duration(least)}" or more',
         about=((*path, "retry_window"), (*path, "keep_claims"), path_of_claims),
     )
+
+
+def _entries(settings: Settings) -> Iterator[Finding]:
+    """Entries go before their claims, and not before their provider has forgotten their keys."""
+    kept = settings.retention.entries
+    if kept is None:
+        return
+    path: KeyPath = ("retention", "entries")
+    for name, sender in settings.senders.items():
+        claims = sender.keep_claims or settings.retention.claims
+        if kept > claims:
+            yield Finding(
+                path=path,
+                message=f"longer than the event ids of {name} ({spell_duration(claims)}): a claim"
+                f' outlives its entries. Say entries = "{spell_duration(claims)}" or less, or'
+                " keep the ids for longer",
+                about=(("senders", name, "keep_claims"), ("retention", "claims")),
+            )
+            return
+    for name, destination in settings.destinations.items():
+        if kept < destination.key_ttl:
+            yield Finding(
+                path=path,
+                message=f"{name} knows an idempotency key for {spell_duration(destination.key_ttl)}"
+                " (its key_ttl), and for as long we must know what it was used for: say entries ="
+                f' "{spell_duration(destination.key_ttl)}" or more',
+                about=(("destinations", name, "key_ttl"),),
+            )
+            return
 
 
 def _destination(path: KeyPath, destination: DestinationSettings) -> Iterator[Finding]:

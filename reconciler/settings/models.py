@@ -164,6 +164,14 @@ class RetentionSettings(Section):
     """How long an event id is remembered; never below twice the sender's retry window."""
     bodies: Duration = timedelta(days=7)
     """How long the exact bytes of deliveries are kept."""
+    entries: Moment | None = None
+    """How long an outbox entry that is over is kept; absent: as long as its claim."""
+    quarantine: Moment = timedelta(days=30)
+    """How long closed copies in quarantine are kept, from when they were seen last."""
+    undecided: Moment | None = None
+    """After how long open copies in quarantine go too; absent: they wait for a person."""
+    actions: Moment = timedelta(days=365)
+    """How long it is remembered what people have done."""
 
 
 class Settings(Section):

@@ -28,7 +28,13 @@ async def days_later(house: House, days: int) -> retention.Purged:
     for table, columns in AGED.items():
         moved = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
         await house.run_sql(f"update {table} set {moved}")  # noqa: S608
-    return await retention.purge(house.engine, "shop", keep_claims=90 * DAY, keep_bodies=7 * DAY)
+    return await retention.purge(
+        house.engine,
+        "shop",
+        retention.Keep(
+            claims=90 * DAY, bodies=7 * DAY, entries=90 * DAY, keys=90 * DAY, quarantine=30 * DAY
+        ),
+    )
 
 
 def refund(event_id: str, **more: Any) -> dict[str, Any]:

@@ -32,10 +32,13 @@ async def age(shop: Shop, *, days: int) -> None:
         await shop.do(f"update {table} set {moved}", by=timedelta(days=days))  # noqa: S608
 
 
+KEEP = retention.Keep(
+    claims=90 * DAY, bodies=7 * DAY, entries=90 * DAY, keys=90 * DAY, quarantine=30 * DAY
+)
+
+
 async def purge(shop: Shop, *, batch: int = 10_000) -> retention.Purged:
-    return await retention.purge(
-        shop.engine, "shop", keep_claims=90 * DAY, keep_bodies=7 * DAY, batch=batch
-    )
+    return await retention.purge(shop.engine, "shop", KEEP, batch=batch)
 
 
 async def test_old_claims_go_in_batches_and_the_horizon_moves(shop: Shop) -> None:
