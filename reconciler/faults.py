@@ -48,6 +48,7 @@ POINTS: Final = {
 
 _name, _, _times = os.environ.get("RECONCILER_TEST_CRASH_AT", "").partition(":")
 _left = int(_times or 1)
+_frozen = os.environ.get("RECONCILER_TEST_FREEZE_AT")
 
 
 def point(name: str) -> None:
@@ -56,13 +57,16 @@ def point(name: str) -> None:
 
     With RECONCILER_TEST_CRASH_AT=*name* the process kills itself here with SIGKILL, so that a
     test sees exactly what a power cut at this place leaves behind; with `*name*:3` the third
-    time that it comes here.
+    time that it comes here. With RECONCILER_TEST_FREEZE_AT=*name* it stops with SIGSTOP instead,
+    as on a host that has no time for it: what it holds stays held.
     """
     global _left  # noqa: PLW0603 - one process, one crash
     if armed(name):
         _left -= 1
         if _left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+    if _frozen == name:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def armed(name: str) -> bool:

@@ -109,7 +109,10 @@ async def until_done(
         began = time.monotonic()
         gone = await transact(engine, partial(limited, one_batch, after))
         total, after = total + gone.rows, gone.last
-        going = after is not None and await between(time.monotonic() - began)
+        if after is None:
+            break
+        faults.point("between-purges")
+        going = await between(time.monotonic() - began)
     if total:
         log.info("retention.purged", what=what, sender=sender, rows=total)
     return total
