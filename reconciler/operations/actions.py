@@ -1,6 +1,7 @@
 """What people did: each act is written down in the transaction in which it happens."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -8,6 +9,7 @@ from sqlalchemy import Column, PrimaryKeyConstraint, Table, Text, Uuid, func, in
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.forgetting import Old
 from reconciler.database import metadata, uuid7
 from reconciler.ledger.rowsets import AnyRow, Time
 
@@ -44,6 +46,11 @@ async def record(
         )
     )
     return id_
+
+
+def old(keep: timedelta) -> Old:
+    """What was done longer ago than *keep*; there are few of these rows, people made them."""
+    return Old(table=actions, by="at", keep=keep)
 
 
 async def listed(

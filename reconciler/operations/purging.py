@@ -18,6 +18,7 @@ from reconciler.errors import DatabaseAwayError, UsageError
 from reconciler.ledger import claims, retention
 from reconciler.ledger.retention import Between, Keep
 from reconciler.lifecycle import pause
+from reconciler.operations import actions
 from reconciler.polling import sightings
 from reconciler.settings.models import Settings
 
@@ -136,7 +137,10 @@ def keep_of(name: str, settings: Settings) -> Keep:
 
 def without_sender(settings: Settings) -> dict[str, Old]:
     """What is no sender's own: by name, and how old it must be."""
-    return {"sightings": sightings.old(settings.retention.claims)}
+    return {
+        "sightings": sightings.old(settings.retention.claims),
+        "actions": actions.old(settings.retention.actions),
+    }
 
 
 async def senders(
