@@ -207,7 +207,7 @@ def database(url: str | None) -> Iterator[str]:
 
 async def serve_ours(url: str) -> None:
     """Our receiver in its default configuration, composed as the daemon composes it."""
-    from reconciler import http_server, logs
+    from reconciler import listening, logs
     from reconciler.database import engine_for
     from reconciler.ledger.commit import commit
     from reconciler.operations.assembly import assemble
@@ -233,14 +233,14 @@ async def serve_ours(url: str) -> None:
         keep=keeper(engine),
         settings=settings,
     )
-    listener = http_server.bind("127.0.0.1:0")
-    print(listener.getsockname()[1], flush=True)
-    await server.run(app, listener, drain=timedelta(seconds=1), stop=asyncio.Event())
+    listeners = listening.listen_on("127.0.0.1:0")
+    print(listeners.sockets[0].getsockname()[1], flush=True)
+    await server.run(app, listeners, drain=timedelta(seconds=1), stop=asyncio.Event())
 
 
 async def serve_bare(_: str) -> None:
     """The ceiling: our HTTP server with an application that reads the body and says yes."""
-    from reconciler import http_server
+    from reconciler import http_server, listening
 
     async def app(_: http_server.Scope, receive: http_server.Receive, send: http_server.Send):
         while (await receive()).get("more_body"):
@@ -249,10 +249,10 @@ async def serve_bare(_: str) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    listener = http_server.bind("127.0.0.1:0")
-    print(listener.getsockname()[1], flush=True)
+    listeners = listening.listen_on("127.0.0.1:0")
+    print(listeners.sockets[0].getsockname()[1], flush=True)
     limits = http_server.Limits(drain=timedelta(seconds=1))
-    await http_server.run(app, listener, limits=limits, stop=asyncio.Event())
+    await http_server.run(app, listeners, limits=limits, stop=asyncio.Event())
 
 
 async def serve_naive(url: str) -> None:
@@ -264,7 +264,7 @@ async def serve_naive(url: str) -> None:
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    from reconciler import http_server
+    from reconciler import listening
 
     pool: asyncio.Queue[psycopg.AsyncConnection] = asyncio.Queue()
     for _ in range(10):
@@ -287,7 +287,7 @@ async def serve_naive(url: str) -> None:
 
     app = Starlette(routes=[Route("/webhooks/shop", receive, methods=["POST"])])
     config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="off")
-    listener = http_server.bind("127.0.0.1:0")
+    listener = listening.bind("127.0.0.1:0")
     print(listener.getsockname()[1], flush=True)
     await uvicorn.Server(config).serve(sockets=[listener])
 

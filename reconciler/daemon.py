@@ -1,20 +1,18 @@
 """The composition root: every part in one group, started together and stopped together."""
 
 import asyncio
-import contextlib
-import errno
+import os
 import signal
-import socket
 from collections.abc import Sequence
 from datetime import timedelta
 
 import structlog
 
-from reconciler import embedded, faults, http_server, migrate
+from reconciler import embedded, faults, listening, migrate
 from reconciler.daemon_parts import Parts
 from reconciler.database import connect
-from reconciler.errors import BusyError, ConfigError, ReconcilerError
 from reconciler.lifecycle import first_error, on_signal, until_told
+from reconciler.listening import Listeners
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import uses_private
 from reconciler.settings import Loaded
@@ -32,14 +30,13 @@ def main(loaded: Loaded, *, roles: Sequence[str]) -> None:
     Raises what a part raised: systemd starts us afresh, which beats limping on without, say,
     a relay.
     """
+    passed = listening.taken(os.environ)  # before anything that could have children
     assembly = assemble(loaded.path)
     private = (
         embedded.start(embedded.state_directory(loaded.settings)) if uses_private(loaded) else None
     )
     try:
-        with contextlib.ExitStack() as listening:
-            webhooks = listening.enter_context(bound("listen", loaded, needed="receiver" in roles))
-            admin = listening.enter_context(bound("admin_listen", loaded))
+        with listening.opened(loaded, passed, receives="receiver" in roles) as (webhooks, admin):
             asyncio.run(
                 serve(assembly, roles=roles, private=private, webhooks=webhooks, admin=admin)
             )
@@ -49,40 +46,13 @@ def main(loaded: Loaded, *, roles: Sequence[str]) -> None:
     log.info("daemon.stopped")
 
 
-@contextlib.contextmanager
-def bound(key: str, loaded: Loaded, *, needed: bool = True):  # type: ignore[no-untyped-def]
-    """
-    A listening socket for `server.<key>`; None where the role does not need one.
-
-    An address that another process holds, or that this host does not have yet, may be free the
-    next time: only what no restart can mend is a matter of configuration.
-    """
-    if not needed:
-        yield None
-        return
-    address = getattr(loaded.settings.server, key)
-    try:
-        listener = http_server.bind(address)
-    except (OSError, ValueError) as error:
-        told = f"server.{key} = {address!r} cannot be listened on: {error}"
-        match getattr(error, "errno", None):
-            case errno.EADDRINUSE:
-                raise BusyError(told) from error
-            case errno.EADDRNOTAVAIL:
-                raise ReconcilerError(told) from error
-            case _:
-                raise ConfigError(told) from error
-    with listener:
-        yield listener
-
-
 async def serve(
     assembly: Assembly,
     *,
     roles: Sequence[str],
     private: embedded.Embedded | None,
-    webhooks: socket.socket | None,
-    admin: socket.socket,
+    webhooks: Listeners | None,
+    admin: Listeners,
 ) -> None:
     """Run every part that *roles* ask for, until a signal; then drain within a deadline."""
     settings = assembly.loaded.settings

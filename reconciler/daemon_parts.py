@@ -1,7 +1,6 @@
 """The daemon's parts, each a coroutine that runs until it is told to stop."""
 
 import asyncio
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +19,7 @@ from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.event import Event, Outcome
 from reconciler.lifecycle import Part, Progress, pause
+from reconciler.listening import Listeners
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.purging import keep_purging
 from reconciler.operations.status import figures
@@ -64,7 +64,7 @@ class Parts:
         )
         self.metrics = Metrics(senders=tuple(self.assembly.rules.senders))
 
-    def of(self, *, webhooks: socket.socket | None, admin: socket.socket) -> Mapping[str, Part]:
+    def of(self, *, webhooks: Listeners | None, admin: Listeners) -> Mapping[str, Part]:
         """The parts that our roles ask for, by name."""
         parts: dict[str, Part] = {
             "database": self.database.watch,
@@ -81,20 +81,20 @@ class Parts:
             parts |= {"scans": self.scan, "reads": self.read, "retention": self.forget}
         return parts
 
-    async def serve_admin(self, listener: socket.socket, stop: asyncio.Event) -> None:
+    async def serve_admin(self, listeners: Listeners, stop: asyncio.Event) -> None:
         async def ready() -> str | None:
             return "stopping" if stop.is_set() else self.database.away
 
         app = admin_app(progress=self.progress, metrics=self.metrics, ready=ready)
         await http_server.run(
             app,
-            listener,
+            listeners,
             limits=http_server.Limits(drain=ADMIN_DRAIN),
             stop=stop,
             ready=lambda url: self.listens("admin", url),
         )
 
-    async def receive(self, listener: socket.socket, stop: asyncio.Event) -> None:
+    async def receive(self, listeners: Listeners, stop: asyncio.Event) -> None:
         """Webhooks in, until we stop; then those under way are answered."""
         settings = self.assembly.loaded.settings
         committer = GroupCommit[Result](
@@ -112,7 +112,7 @@ class Parts:
         )
         await receiver_server.run(
             app,
-            listener,
+            listeners,
             drain=settings.server.drain,
             stop=stop,
             ready=lambda url: self.listens("webhooks", url),

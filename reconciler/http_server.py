@@ -13,9 +13,11 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-log = structlog.get_logger()
+from reconciler.accepting import Acceptor
+from reconciler.lifecycle import pause
+from reconciler.listening import Listeners
 
-BACKLOG = 1024  #: connections that may wait to be accepted
+log = structlog.get_logger()
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -42,86 +44,41 @@ class Limits:
     """How long request line and headers may take to arrive, however much trickles."""
     keep_alive: timedelta = timedelta(seconds=30)
     """How long a connection may be idle between two requests."""
+    last_words: timedelta = timedelta(seconds=1)
+    """How long a quiet connection may still send a request once we stop."""
 
 
 async def run(
     app: App,
-    listener: socket.socket,
+    listeners: Listeners,
     *,
     limits: Limits,
     stop: asyncio.Event,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """
-    Serve *app* on *listener* until *stop* is set, then let requests under way finish.
+    Serve *app* on *listeners* until *stop* is set, then let requests under way finish.
 
-    *ready* is called with our URL as soon as connections are accepted. New connections are
-    refused from *stop* on, idle ones closed; what is not finished after `drain` is cancelled.
+    *ready* is called with our URL as soon as connections are accepted. From *stop* on no more are
+    accepted; each open one gets the answers to what it has asked, or asks within `last_words`, and
+    is closed. What is not finished after `drain` is cancelled.
     """
     _report_through_our_log()
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=type("Protocol", (_BoundedProtocol,), {"limits": limits}),
-            ws="none",
-            lifespan="off",
-            loop="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=round(limits.keep_alive.total_seconds()),
-            timeout_graceful_shutdown=max(1, round(limits.drain.total_seconds())),
-        )
+    config = uvicorn.Config(
+        app,
+        http=type("Protocol", (_BoundedProtocol,), {"limits": limits}),
+        ws="none",
+        lifespan="off",
+        loop="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=round(limits.keep_alive.total_seconds()),
+        timeout_graceful_shutdown=max(1, round(limits.drain.total_seconds())),
     )
-    server.on_started = lambda: ready(url_of(listener))
-    async with asyncio.TaskGroup() as running:
-        watch = running.create_task(_exit_on(stop, server))
-        with contextlib.closing(listener):
-            await server.serve(sockets=[listener])
-        watch.cancel()
-
-
-def bind(address: str) -> socket.socket:
-    """
-    Return a socket that listens on *address*, `host:port` or `[host]:port`.
-
-    Raises OSError where that is impossible.
-    """
-    written, _, port = address.rpartition(":")
-    host = written.removeprefix("[").removesuffix("]")
-    family, _, _, _, place = socket.getaddrinfo(
-        host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    # The protocol by name: only then does asyncio switch off Nagle's algorithm on what is accepted,
-    # which makes the second part of an answer wait for the client's delayed ACK, 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """
-    Return where *listener* can be reached from this host.
-
-    >>> with bind("127.0.0.1:0") as listener:
-    ...     url_of(listener).startswith("http://127.0.0.1:")
-    True
-    """
-    name = listener.getsockname()
-    if not isinstance(name, tuple):
-        return f"http+unix://{name}"
-    host, port = str(name[0]), int(name[1])
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - where, not what
-    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+    with contextlib.closing(listeners):
+        await _Server(config, listeners, stop, ready).serve()
 
 
 def framing_fault(scope: Scope) -> str | None:
@@ -143,23 +100,47 @@ def framing_fault(scope: Scope) -> str | None:
     return None
 
 
-async def _exit_on(stop: asyncio.Event, server: "_Server") -> None:
-    await stop.wait()
-    server.should_exit = True
-
-
 class _Server(uvicorn.Server):
-    """uvicorn's server, which otherwise takes the process's signals and raises them again."""
+    """uvicorn's server, but for signals, accepting and stopping, which are ours."""
 
-    on_started: Callable[[], None]
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listeners: Listeners,
+        stop: asyncio.Event,
+        ready: Callable[[str], None],
+    ) -> None:
+        super().__init__(config)
+        self.servers = []  # asyncio's, which drop what they have accepted when they are closed
+        self._listeners = listeners
+        self._stop = stop
+        self._ready = ready
+        self._acceptor = Acceptor(listeners, self._protocol)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state={}
+        )
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.on_started()
+        del sockets
+        self._acceptor.start()
+        self.started = True
+        self._ready(self._listeners.url)
+
+    async def main_loop(self) -> None:
+        while not self._stop.is_set():
+            await self.on_tick(0)  # renews the Date header
+            await pause(self._stop, timedelta(seconds=1))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._acceptor.stop()
+        await super().shutdown(sockets)
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -172,6 +153,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     ended = False  #: a message ended within the bytes at hand
     head_bytes = 0  #: of an unfinished head, as they came
     lines_bytes = 0  #: of the lines that the parser has told of
+    stopping = False  #: the next answer is the last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.limits.connections:
@@ -223,6 +205,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.refuse(503, b"retry-after: 5\r\n")
             raise _TooMuchError
         super().on_headers_complete()
+        if self.stopping:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -257,6 +241,24 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.expect_head()  # the one before it is still being answered
         else:
             self.refuse(408)
+
+    def shutdown(self) -> None:
+        """
+        Make the answer under way, or the next, the last.
+
+        A request that its client has sent while we stopped would meet a reset if we closed
+        at once, and no client may repeat a POST by itself.
+        """
+        self.stopping = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(self.limits.last_words.total_seconds(), self.close_if_quiet)
+        else:
+            self.cycle.keep_alive = False
+
+    def close_if_quiet(self) -> None:
+        """Close, unless a head has begun, which has its own time, or is being answered."""
+        if self.head_bytes == 0 and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
 
     def refuse(self, status: int, headers: bytes = b"") -> None:
         """Answer where no application can, and close."""

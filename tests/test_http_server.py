@@ -10,8 +10,9 @@ from datetime import timedelta
 
 import pytest
 
-from reconciler import http_server
+from reconciler import http_server, listening
 from reconciler.http_server import Limits, Receive, Scope, Send
+from reconciler.listening import Listeners
 
 pytestmark = pytest.mark.anyio
 
@@ -56,14 +57,15 @@ class Server:
 async def serving(**limits: object) -> AsyncIterator[Server]:
     server = Server()
     server.free.set()
-    listener = http_server.bind("127.0.0.1:0")
+    listener = listening.bind("127.0.0.1:0")
     server.port = listener.getsockname()[1]
+    listeners = Listeners(sockets=[listener])
     ready: list[str] = []
 
     async def run() -> None:
         settings = Limits(**{"drain": timedelta(seconds=5), **limits})
         await http_server.run(
-            server, listener, limits=settings, stop=server.stop, ready=ready.append
+            server, listeners, limits=settings, stop=server.stop, ready=ready.append
         )
         server.done.set()
 
@@ -255,12 +257,12 @@ async def test_signals_stay_ours():
 def test_an_address_is_a_host_and_a_port(address: str):
     """Port 0 is a free one, and the URL says which."""
     try:
-        listener = http_server.bind(address)
+        listener = listening.bind(address)
     except OSError:
         assert ":" in address.rpartition(":")[0]  # a host without IPv6
         return
     with listener:
-        assert str(listener.getsockname()[1]) in http_server.url_of(listener)
+        assert str(listener.getsockname()[1]) in listening.url_of(listener)
 
 
 async def test_no_part_of_an_answer_waits_for_the_client_to_say_that_the_first_came() -> None:
@@ -272,7 +274,7 @@ async def test_no_part_of_an_answer_waits_for_the_client_to_say_that_the_first_c
         accepted.set_result(option)
         writer.close()
 
-    listener = http_server.bind("127.0.0.1:0")
+    listener = listening.bind("127.0.0.1:0")
     async with await asyncio.start_server(look, sock=listener):
         _, writer = await asyncio.open_connection(*listener.getsockname())
         async with asyncio.timeout(5):

@@ -2,11 +2,11 @@
 
 import asyncio
 import resource
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 
 from reconciler import http_server
+from reconciler.listening import Listeners
 from reconciler.receiver.app import WebhookApp
 
 SPARE_CONNECTIONS = 100  #: beside those whose deliveries wait: idle ones, and what is refused
@@ -14,14 +14,14 @@ SPARE_CONNECTIONS = 100  #: beside those whose deliveries wait: idle ones, and w
 
 async def run(
     app: WebhookApp,
-    listener: socket.socket,
+    listeners: Listeners,
     *,
     drain: timedelta,
     stop: asyncio.Event,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """
-    Take deliveries on *listener* until *stop* is set, answer those under way, and return.
+    Take deliveries on *listeners* until *stop* is set, answer those under way, and return.
 
     *ready* is called with our URL once, when connections are accepted.
     """
@@ -30,7 +30,7 @@ async def run(
     async with asyncio.TaskGroup() as running:
         running.create_task(app.committer.run(answered), name="group-commit")
         try:
-            await http_server.run(app, listener, limits=limits, stop=stop, ready=ready)
+            await http_server.run(app, listeners, limits=limits, stop=stop, ready=ready)
         finally:
             answered.set()
 

@@ -13,7 +13,7 @@ import httpx
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from reconciler import http_server
+from reconciler import listening
 from reconciler.ledger.commit import commit
 from reconciler.ledger.projection import compile_kind
 from reconciler.ledger.rules import compile_rules
@@ -105,13 +105,13 @@ async def receiving(
         clock=lambda: now,
         metrics=told.append,
     )
-    listener = http_server.bind("127.0.0.1:0")
-    url, port = http_server.url_of(listener), listener.getsockname()[1]
+    listeners = listening.listen_on("127.0.0.1:0")
+    url, port = listeners.url, listeners.sockets[0].getsockname()[1]
     stop, ready = asyncio.Event(), asyncio.Event()
     drain = timedelta(seconds=5)
     async with asyncio.timeout(60), asyncio.TaskGroup() as running:
         running.create_task(
-            server.run(app, listener, drain=drain, stop=stop, ready=lambda _: ready.set())
+            server.run(app, listeners, drain=drain, stop=stop, ready=lambda _: ready.set())
         )
         await ready.wait()
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as http:
