@@ -66,7 +66,7 @@ def opened(
         yield found.get("webhooks"), found["admin"]
 
 
-def taken(environ: MutableMapping[str, str]) -> dict[str, Listeners]:
+def taken(environ: MutableMapping[str, str], *, first: int = FIRST_PASSED) -> dict[str, Listeners]:
     """
     Take the sockets that the service manager passed to us, by purpose; no child gets them.
 
@@ -84,10 +84,12 @@ def taken(environ: MutableMapping[str, str]) -> dict[str, Listeners]:
         raise ConfigError(f"LISTEN_FDNAMES names {len(names)} sockets, LISTEN_FDS passes {count}")
 
     found: dict[str, list[socket.socket]] = {}
-    for number, purpose in enumerate(purposes_of(names)):
-        listener = _adopted(FIRST_PASSED + number, names[number])
-        found.setdefault(purpose, []).append(listener)
-        log.info("listening.passed", purpose=purpose, url=url_of(listener))
+    with contextlib.ExitStack() as adopted:
+        for number, purpose in enumerate(purposes_of(names)):
+            listener = adopted.enter_context(_adopted(first + number, names[number]))
+            found.setdefault(purpose, []).append(listener)
+            log.info("listening.passed", purpose=purpose, url=url_of(listener))
+        adopted.pop_all()
     return {purpose: Listeners(sockets=sockets, passed=True) for purpose, sockets in found.items()}
 
 
@@ -199,8 +201,10 @@ def _adopted(descriptor: int, name: str) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"{told} is not a socket: {error.strerror}") from error
     if listener.family not in FAMILIES or listener.type != socket.SOCK_STREAM:
+        listener.close()
         raise ConfigError(f"{told} is not a stream socket: the unit must say ListenStream=")
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.close()
         raise ConfigError(f"{told} does not listen: the unit must say Accept=no")
     listener.setblocking(False)
     return listener
