@@ -15,13 +15,18 @@ from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.ledger import baselines, user_sql
 from reconciler.lifecycle import Progress, pause
 from reconciler.operations.assembly import Assembly
+from reconciler.server_room import check_room
+from reconciler.server_slots import slots_of
 from reconciler.systemd import notify
 from reconciler.transactions import is_transient, told, transact
 
 log = structlog.get_logger()
 
 LOOK_EVERY = timedelta(seconds=1)
+LOOK_AGAIN = timedelta(milliseconds=250)  #: after it was not to be reached
 FIRST_LOOK = 4.0  #: seconds that a start waits for the database before it is ready without it
+QUICK_LOOK = 1.0  #: seconds for a look while it is away: it must not miss its coming back
+PREPARED_WITHIN = 45.0  #: seconds; each statement of the user's is planned
 CLOCKS_APART = timedelta(seconds=30)  #: a tenth of the usual tolerance of a signature's age
 LOOP_BOUND = timedelta(seconds=60)  #: a loop that has not moved for so long is stalled
 
@@ -57,6 +62,7 @@ class DatabaseWatch:
         await check_durable(self.engine)
         await check_collation(self.engine)
         await indexes.check(self.engine)
+        await check_room(self.engine)
         try:
             problems = await user_sql.verify(self.engine, self.assembly.rules)
         except DBAPIError as error:
@@ -83,8 +89,10 @@ class DatabaseWatch:
     async def watch(self, stop: asyncio.Event) -> None:
         """Ask once a second whether P2 can be kept now: `/readyz` answers from here."""
         beat = self.progress.loop("database", bound=LOOP_BOUND)
+        looks = 0  #: in vain, in a row
         while not stop.is_set():
-            away = await self.look()
+            away = await self.look(within=self.patience(looks))
+            looks = looks + 1 if away is not None else 0
             if away is not None and self.away is None:
                 log.warning("daemon.database_away", reason=away)
             elif away is None and self.away is not None:
@@ -93,19 +101,39 @@ class DatabaseWatch:
             beat()
             stalled = self.progress.stalled()
             notify(f"STATUS=stalled: {', '.join(stalled)}" if stalled else "WATCHDOG=1")
-            await pause(stop, LOOK_EVERY)
+            await pause(stop, LOOK_AGAIN if away is not None else LOOK_EVERY)
 
-    async def look(self) -> str | None:
+    def patience(self, looks: int) -> float:
+        """
+        Seconds for the next look, after so many in vain.
+
+        While it is away most looks are quick, so that one begins soon after its coming back; but
+        not all, for it may have become slow to connect to.
+        """
+        if not self.prepared.is_set():
+            return PREPARED_WITHIN
+        return QUICK_LOOK if looks % 4 else FIRST_LOOK
+
+    async def look(self, *, within: float = FIRST_LOOK) -> str | None:
         """Why P2 could not be kept now; None when it can. Raises ConfigError before the first."""
+        began = asyncio.get_running_loop().time()
+        slots = slots_of(self.engine)
         try:
-            async with asyncio.timeout(FIRST_LOOK):
+            async with asyncio.timeout(within):
                 if not self.prepared.is_set():
                     await self.prepare()
                 else:
                     await check_durable(self.engine, warn=False)  # that was said at the start
                     await migrate.require_current(self.engine)
-        except (DatabaseAwayError, TimeoutError) as error:
-            return str(error) or "the database does not answer"
+                if slots.has_doubtful:
+                    await transact(self.engine, slots.forget_gone)
+        except TimeoutError:
+            if within >= FIRST_LOOK and slots.taken < slots.size:
+                # Not for want of a connection: whoever else has waited as long waits in vain.
+                slots.condemn(before=began)
+            return "the database does not answer"
+        except DatabaseAwayError as error:
+            return str(error)
         except ConfigError as error:
             if not self.prepared.is_set():
                 raise

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox import relay
 from outbox.backoff import Backoff
@@ -22,7 +23,7 @@ from reconciler.lifecycle import Part, Progress, pause
 from reconciler.listening import Listeners
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.purging import keep_purging
-from reconciler.operations.status import figures
+from reconciler.operations.status import COUNTED_WITHIN, figures
 from reconciler.polling import fetching, schedule
 from reconciler.polling.report import ScanReport
 from reconciler.receiver import server as receiver_server
@@ -31,7 +32,7 @@ from reconciler.receiver.envelope import Malformed
 from reconciler.receiver.group_commit import GroupCommit
 from reconciler.receiver.keeping import keeper
 from reconciler.systemd import notify
-from reconciler.transactions import transact
+from reconciler.transactions import taking_up_to, transact
 from reconciler.web.app import admin_app
 from reconciler.web.metrics import Metrics
 
@@ -205,7 +206,7 @@ class Parts:
         while not stop.is_set():
             try:
                 async with asyncio.timeout(LOOP_BOUND.total_seconds()):
-                    counts = await transact(self.engine, partial(figures, assembly=self.assembly))
+                    counts = await transact(self.engine, self.count)
                     skew = await self.database.look_at_clock()
                 self.metrics.show(counts)
                 self.metrics.clock_skew.set(skew.total_seconds())
@@ -213,6 +214,10 @@ class Parts:
                 pass  # the database part says so, once
             beat()
             await pause(stop, GAUGES_EVERY)
+
+    async def count(self, connection: AsyncConnection) -> dict[str, Any]:
+        with taking_up_to(connection, COUNTED_WITHIN):
+            return await figures(connection, self.assembly)
 
     def listens(self, name: str, url: str) -> None:
         """Note one listener; the last of them makes us ready, once."""

@@ -2,17 +2,24 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from sqlalchemy import MetaData, Text, bindparam, func, select, text
+from sqlalchemy import MetaData, Text, bindparam, event, func, select, text
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from outbox.compiled import Compiled
 from outbox.entry import uuid7
 from reconciler.errors import ConfigError, DatabaseAwayError
-from reconciler.server_connection import ServerConnection, conninfo_for, open_connection
-from reconciler.transactions import is_transient, told, transact
+from reconciler.server_connection import (
+    ANSWERED_WITHIN,
+    ServerConnection,
+    conninfo_for,
+    open_connection,
+)
+from reconciler.server_slots import ServerSlots
+from reconciler.transactions import is_transient, taking_up_to, told, transact
 
 if TYPE_CHECKING:
     from reconciler.settings.models import Settings
@@ -29,6 +36,7 @@ __all__ = [
     "now",
     "prepare_transaction",
     "schema_of",
+    "taking_up_to",
     "told",
     "transact",
     "uuid7",
@@ -83,12 +91,10 @@ def engine_for(
     """
     conninfo = conninfo_for(url, password=password)
 
-    async def connection() -> ServerConnection:
-        return await open_connection(conninfo)
-
-    return create_async_engine(
+    slots = ServerSlots(lambda: open_connection(conninfo), size=pool_size, wait=POOL_WAIT)
+    engine = create_async_engine(
         "postgresql+psycopg://",
-        async_creator=connection,
+        async_creator=slots.open,
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=POOL_WAIT.total_seconds(),
@@ -98,8 +104,19 @@ def engine_for(
         execution_options={
             "schema_translate_map": {"reconciler": schema, "outbox": schema},
             "user_search_path": search_path,
+            "server_slots": slots,
         },
     )
+
+    def checked_out(adapted: Any, _record: object, _pooled: object) -> None:
+        connection: ServerConnection = adapted.driver_connection
+        connection.bound = ANSWERED_WITHIN
+        if connection.closed or not slots.may_be_used(connection):
+            raise DisconnectionError("closed, or opened before the server fell silent")
+
+    event.listen(engine.sync_engine, "checkout", checked_out)
+    event.listen(engine.sync_engine, "engine_disposed", lambda _: slots.close())
+    return engine
 
 
 def schema_of(engine: AsyncEngine) -> str:

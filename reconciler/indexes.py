@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+import psycopg
 import structlog
 from sqlalchemy import Row, text
 from sqlalchemy.exc import DBAPIError
@@ -16,12 +17,17 @@ from reconciler import faults
 from reconciler.data import migrations_directory
 from reconciler.database import schema_of, transact
 from reconciler.errors import BusyError, ConfigError
-from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of, told
+from reconciler.transactions import LOCK_NOT_AVAILABLE, server_connection, sqlstate_of, told
 
 log = structlog.get_logger()
 
 PATIENCE: Final = timedelta(seconds=10)
 """How long the making of an index waits for others' transactions; nobody waits behind it."""
+
+BUILT_WITHIN: Final = timedelta(hours=12)
+"""How long the building of one may take where nobody is in the way."""
+
+CANCELLED_WITHIN: Final = 2.0  #: seconds
 
 LOOK_EVERY: Final = timedelta(milliseconds=200)
 
@@ -176,11 +182,14 @@ async def mend_one(engine: AsyncEngine, fault: Fault) -> None:
     log.info("database.index_mending", index=fault.name, state=fault.what)
     async with engine.connect() as plain:
         connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
+        server_connection(connection).bound = BUILT_WITHIN
         making = asyncio.create_task(run(connection, statement))
         try:
             blocker = await patiently(engine, making, table=fault.table)
+            if blocker is not None:
+                await cancelled(making, connection)
         except BaseException:
-            await cancelled(making)
+            await cancelled(making, connection)
             raise
     if blocker is not None:
         raise BusyError(
@@ -213,7 +222,7 @@ async def patiently(
     engine: AsyncEngine, making: asyncio.Task[None], *, table: str | None
 ) -> str | None:
     """
-    Wait until *making* has ended; give it up when it only waits for others. Says for whom.
+    Wait until *making* has ended, or only waits for others for too long. Says for whom.
 
     `lock_timeout` would be a setting of the session, which PgBouncer does not keep for us; and
     building an index of a large table may take as long as it takes.
@@ -232,7 +241,6 @@ async def patiently(
         if row is not None and not row.phase.startswith("waiting"):
             since = loop.time()
         elif loop.time() - since > PATIENCE.total_seconds():
-            await cancelled(making)
             return (
                 f"the transaction of server process {row.locker}"
                 if row is not None and row.locker
@@ -240,8 +248,11 @@ async def patiently(
             )
 
 
-async def cancelled(making: asyncio.Task[None]) -> None:
-    """Stop what is being made, here and in the server."""
+async def cancelled(making: asyncio.Task[None], connection: AsyncConnection) -> None:
+    """Stop what is being made: in the server, which would go on with it, and here."""
+    with contextlib.suppress(psycopg.Error):
+        await server_connection(connection).cancel_safe(timeout=CANCELLED_WITHIN)
+    await asyncio.wait({making}, timeout=CANCELLED_WITHIN)
     making.cancel()
     with contextlib.suppress(asyncio.CancelledError, DBAPIError):
         await making

@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from reconciler import faults, indexes
 from reconciler.data import migrations_directory
-from reconciler.database import engine_for, prepare_transaction, schema_of, transact
+from reconciler.database import engine_for, prepare_transaction, schema_of, taking_up_to, transact
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
 from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
 
@@ -22,6 +22,9 @@ ALTER_TIMEOUT: Final = timedelta(milliseconds=100)
 
 ATTEMPTS: Final = 8
 """How often the migration asks for its locks before it says who is in the way."""
+
+MIGRATION: Final = timedelta(hours=1)
+"""How long one statement of a migration may take: there may be much to fill in, or to index."""
 
 ROUNDS: Final = 5
 """How often a migrator that met another one looks again."""
@@ -95,7 +98,8 @@ async def migrate(connection: AsyncConnection, schema: str) -> None:
     found = await revision_on(connection)
     if not is_ahead(found):
         await prepare_transaction(connection, lock_timeout=ALTER_TIMEOUT, search_path=f'"{schema}"')
-        await connection.run_sync(run_alembic, schema, fresh=found is None)
+        with taking_up_to(connection, MIGRATION):
+            await connection.run_sync(run_alembic, schema, fresh=found is None)
         faults.point("in-migration")
 
 

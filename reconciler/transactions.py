@@ -2,7 +2,8 @@
 
 import asyncio
 import random as randomness
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, TypeVar
 
@@ -17,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from reconciler import faults
 from reconciler.errors import DatabaseAwayError, ReconcilerError
 from reconciler.server_connection import ServerConnection
+from reconciler.server_slots import slots_of
 
 T = TypeVar("T")
 
@@ -24,6 +26,7 @@ log = structlog.get_logger()
 
 BACKOFF_BASE: Final = timedelta(milliseconds=50)
 BACKOFF_CAP: Final = timedelta(seconds=1)
+RETRIES_FOR: Final = timedelta(seconds=20)  #: after that no further attempt begins
 
 LOCK_NOT_AVAILABLE: Final = "55P03"  #: SQLSTATE: a lock was not to be had in time
 
@@ -62,7 +65,11 @@ async def transact(
     """
     unknown = False
     failure: Exception | None = None
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + RETRIES_FOR.total_seconds()
     for attempt in range(attempts):
+        if clock() > give_up_at:
+            break
         if failure is not None:
             log.debug("database.transaction_failed", attempt=attempt, error=told(failure))
             await sleep(pause_before(attempt, random=random()))
@@ -71,12 +78,14 @@ async def transact(
         except PoolTimeoutError as error:
             raise DatabaseAwayError("all database connections are in use") from error
         except Exception as error:
+            if is_cancelled():  # whatever cleaning up has made of it
+                raise asyncio.CancelledError from error
             if not is_transient(error):
                 raise
             failure = error
             unknown = unknown or sqlstate_of(error) is None
             if sqlstate_of(error) == "25006":
-                await engine.dispose()  # every pooled connection leads to that standby
+                slots_of(engine).condemn()  # every pooled connection leads to that standby
     raise DatabaseAwayError(f"the database is out of reach: {told(failure)}") from failure
 
 
@@ -93,7 +102,6 @@ async def transact_once(
         try:
             async with connection.begin():
                 server = server_connection(connection)
-                server.commit_unconfirmed = False
                 if settle:
                     await connection.execute(
                         select(func.pg_logical_emit_message(True, "reconciler", ""))
@@ -106,10 +114,24 @@ async def transact_once(
             if is_lost(connection) and not is_transient(error):
                 raise ConnectionLostError from error
             raise
-        if server.commit_unconfirmed:
-            await connection.invalidate()
-            raise ConnectionLostError
         return result
+
+
+def is_cancelled() -> bool:
+    """Whether this task has been asked to end and has not yet."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+@contextmanager
+def taking_up_to(connection: AsyncConnection, bound: timedelta) -> Iterator[None]:
+    """
+    Let each statement in the block take *bound*, where the usual seconds are not enough.
+
+    For what is meant to take long: an index, a batch of a purge, a person's script.
+    """
+    with server_connection(connection).bounded(bound):
+        yield
 
 
 def server_connection(connection: AsyncConnection) -> "ServerConnection":
@@ -177,7 +199,7 @@ def pause_before(attempt: int, *, random: float) -> float:
 
 
 class ConnectionLostError(ReconcilerError):
-    """The connection broke, or a commit was not confirmed: what came of it is unknown."""
+    """The connection broke: what came of it is unknown."""
 
     def __init__(self) -> None:
         super().__init__("the connection to the database was lost")

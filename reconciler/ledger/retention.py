@@ -13,12 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from outbox import retention as outbox
 from outbox.forgetting import BATCH, Gone, Old, Place, count, forget
 from reconciler import faults
-from reconciler.database import prepare_transaction, transact
+from reconciler.database import prepare_transaction, taking_up_to, transact
 from reconciler.ledger import bodies, claims, corrections, horizons, quarantine
+from reconciler.transactions import server_connection
 
 #: How long a purger that is stopped in the middle of a batch may hold what it deletes: a delivery
 #: of one of those ids waits for it.
 HOLD = timedelta(seconds=2)
+BATCH_WITHIN = timedelta(minutes=5)  #: for each statement
 
 log = structlog.get_logger()
 
@@ -76,6 +78,7 @@ async def purge(
 
 async def would_purge(connection: AsyncConnection, sender: str, keep: "Keep") -> "Purged":
     """What `purge` would remove now; deletes nothing."""
+    server_connection(connection).bound = BATCH_WITHIN
     spared = outbox.has_entry_after(keep.entries)
     return Purged(
         bodies=await count(connection, bodies.old(sender, keep.bodies)),
@@ -121,7 +124,8 @@ async def until_done(
 async def limited(one_batch: OneBatch, after: Place | None, connection: AsyncConnection) -> Gone:
     """One batch in a transaction that neither waits long nor lets others wait long."""
     await prepare_transaction(connection, lock_timeout=HOLD, idle=HOLD)
-    return await one_batch(connection, after)
+    with taking_up_to(connection, BATCH_WITHIN):
+        return await one_batch(connection, after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -11,6 +12,9 @@ from reconciler import database, embedded, migrate
 from reconciler.errors import ConfigError
 from reconciler.ledger import baselines
 from reconciler.settings import Loaded, load
+from reconciler.transactions import server_connection
+
+LOOKED_UP_WITHIN = timedelta(minutes=2)  #: large tables, and a person who waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ async def opened(loaded: Loaded, *, migrated: bool = True) -> AsyncIterator[Open
 async def reading(path: Path | None) -> AsyncIterator[AsyncConnection]:
     """A connection to the database of the configuration at *path*, to look things up."""
     async with opened(load(path)) as found, found.engine.connect() as connection:
+        server_connection(connection).bound = LOOKED_UP_WITHIN
         yield connection
 
 

@@ -1,5 +1,6 @@
 """Running a person's SQL script on the configured database."""
 
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -7,16 +8,21 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler.errors import ReconcilerError
+from reconciler.transactions import server_connection
+
+WITHIN = timedelta(days=1)  #: a person's script, and a person watches it
 
 
 async def run_script(engine: AsyncEngine, script: str) -> list[list[dict[str, Any]]]:
     """
     Run *script* in one transaction, all or nothing; the rows of each statement that has any.
 
-    Names resolve as they do for `apply` statements: by `[database] search_path`.
+    Names resolve as they do for `apply` statements: by `[database] search_path`. It waits for a
+    lock no longer than we ever do; a script that wants to says so itself.
     Raises ReconcilerError with the server's own words and the position.
     """
     async with engine.begin() as connection:
+        server_connection(connection).bound = WITHIN
         if path := engine.sync_engine.get_execution_options().get("user_search_path"):
             await connection.execute(select(func.set_config("search_path", path, True)))
         raw = await connection.get_raw_connection()

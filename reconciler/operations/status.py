@@ -1,6 +1,6 @@
 """What stands, waits and failed: the document behind `status`, and the gauges of /metrics."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select
@@ -12,11 +12,15 @@ from reconciler.ledger import baselines, claims, fetches, quarantine
 from reconciler.operations.assembly import Assembly
 from reconciler.polling import scans
 from reconciler.polling.scans import Mode
+from reconciler.transactions import server_connection
+
+COUNTED_WITHIN = timedelta(seconds=50)  #: what counts a large table may take its time
 
 
 async def status(engine: AsyncEngine, assembly: Assembly, *, url: str) -> dict[str, Any]:
     """Everything that an operator asks first; *url* is the database's, without a password."""
     async with engine.connect() as connection:
+        server_connection(connection).bound = COUNTED_WITHIN
         version = await connection.scalar(select(func.current_setting("server_version")))
         counts = await figures(connection, assembly)
     revision = await migrate.current(engine)
