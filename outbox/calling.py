@@ -2,7 +2,7 @@
 
 import random as randomness
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -97,6 +97,10 @@ def nothing_happens(_: object) -> None:
     return
 
 
+async def no_time_passes() -> None:
+    return
+
+
 def _state_after(judged: Verdict) -> State:
     match judged:
         case Verdict.DELIVERED:
@@ -128,5 +132,6 @@ class Edges:
 
     metrics: Callable[[Attempted], None] = nothing_happens
     point: Callable[[str], None] = nothing_happens
+    turn: Callable[[], Awaitable[None]] = no_time_passes
     clock: Callable[[], float] = since_boot
     random: Callable[[], float] = randomness.random  # it spreads retries, nothing more

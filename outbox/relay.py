@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,7 +10,16 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.backoff import Backoff
-from outbox.calling import Attempted, Edges, call, mark_of, nothing_happens, since_boot, tell
+from outbox.calling import (
+    Attempted,
+    Edges,
+    call,
+    mark_of,
+    no_time_passes,
+    nothing_happens,
+    since_boot,
+    tell,
+)
 from outbox.destinations import Destination
 from outbox.leasing import GivenUp, Leased, Wanted, lease
 from outbox.marking import DATABASE_TROUBLE, Marking, told
@@ -35,16 +44,18 @@ async def run(  # noqa: PLR0913  # its edges are passed in
     progress: Callable[[], None],
     metrics: Callable[[Attempted], None] = nothing_happens,
     point: Callable[[str], None] = nothing_happens,
+    turn: Callable[[], Awaitable[None]] = no_time_passes,
     clock: Callable[[], float] = since_boot,
 ) -> None:
     """
     Call what is due until *stop* is set; then take no more, end the calls in flight, and return.
 
     *hint* says that something may have become due; polling alone finds it too, only later.
-    *progress* is called at every turn. How long the end may take is the caller's to bound:
-    cancelled, what was in flight comes back when its lease ends.
+    *progress* is called at every turn, and then *turn*, which tests make last for ever. How long
+    the end may take is the caller's to bound: cancelled, what was in flight comes back when its
+    lease ends.
     """
-    edges = Edges(metrics=metrics, point=point, clock=clock)
+    edges = Edges(metrics=metrics, point=point, turn=turn, clock=clock)
     relay = Relay(engine, destinations, policy, edges)
     async with asyncio.TaskGroup() as background:
         wakers = [
@@ -112,6 +123,7 @@ class Relay:
         outages = 0
         while not stop.is_set():
             progress()
+            await self._edges.turn()
             self.wake.clear()
             if not self.marking.behind:
                 asked_at = self._edges.clock()

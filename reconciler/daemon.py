@@ -1,9 +1,10 @@
 """The composition root: every part in one group, started together and stopped together."""
 
 import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 
 import structlog
@@ -16,7 +17,7 @@ from reconciler.listening import Listeners
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import uses_private
 from reconciler.settings import Loaded
-from reconciler.systemd import notify
+from reconciler.systemd import Condition, notify, report
 
 log = structlog.get_logger()
 
@@ -69,7 +70,11 @@ async def serve(
         parts = Parts(assembly=assembly, engine=engine, roles=roles, private=private)
         await parts.database.first_look()
         faults.point("database-prepared")
-        async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as running:
+        async with (
+            reporting(lambda: parts.condition(draining=stop.is_set())),
+            asyncio.timeout(None) as deadline,
+            asyncio.TaskGroup() as running,
+        ):
             for name, part in parts.of(webhooks=webhooks, admin=admin).items():
                 running.create_task(until_told(name, part, stop), name=name)
             await stop.wait()
@@ -84,3 +89,15 @@ async def serve(
     finally:
         await assembly.aclose()
         await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def reporting(condition: Callable[[], Condition]) -> AsyncIterator[None]:
+    """Keep the service manager informed to the very end, so that no watchdog cuts a drain short."""
+    told = asyncio.create_task(report(condition), name="report")
+    try:
+        yield
+    finally:
+        told.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await told

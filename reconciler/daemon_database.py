@@ -13,11 +13,10 @@ from reconciler import indexes, migrate
 from reconciler.database import check_collation, check_durable, clock_skew
 from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.ledger import baselines, user_sql
-from reconciler.lifecycle import Progress, pause
+from reconciler.lifecycle import Progress, pause, wait_bounded
 from reconciler.operations.assembly import Assembly
 from reconciler.server_room import check_room
 from reconciler.server_slots import slots_of
-from reconciler.systemd import notify
 from reconciler.transactions import is_transient, told, transact
 
 log = structlog.get_logger()
@@ -28,7 +27,7 @@ FIRST_LOOK = 4.0  #: seconds that a start waits for the database before it is re
 QUICK_LOOK = 1.0  #: seconds for a look while it is away: it must not miss its coming back
 PREPARED_WITHIN = 45.0  #: seconds; each statement of the user's is planned
 CLOCKS_APART = timedelta(seconds=30)  #: a tenth of the usual tolerance of a signature's age
-LOOP_BOUND = timedelta(seconds=60)  #: a loop that has not moved for so long is stalled
+LOOP_BOUND = timedelta(seconds=15)  #: a loop that moves no more, though it waits for nothing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,8 +98,6 @@ class DatabaseWatch:
                 log.info("daemon.database_back")
             self.away = away
             beat()
-            stalled = self.progress.stalled()
-            notify(f"STATUS=stalled: {', '.join(stalled)}" if stalled else "WATCHDOG=1")
             await pause(stop, LOOK_AGAIN if away is not None else LOOK_EVERY)
 
     def patience(self, looks: int) -> float:
@@ -116,6 +113,7 @@ class DatabaseWatch:
 
     async def look(self, *, within: float = FIRST_LOOK) -> str | None:
         """Why P2 could not be kept now; None when it can. Raises ConfigError before the first."""
+        wait_bounded(timedelta(seconds=within))
         began = asyncio.get_running_loop().time()
         slots = slots_of(self.engine)
         try:

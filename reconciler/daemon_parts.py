@@ -19,7 +19,7 @@ from reconciler.errors import DatabaseAwayError
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.event import Event, Outcome
-from reconciler.lifecycle import Part, Progress, pause
+from reconciler.lifecycle import Part, Progress, pause, wait_bounded
 from reconciler.listening import Listeners
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.purging import keep_purging
@@ -31,7 +31,7 @@ from reconciler.receiver.app import Answered, WebhookApp
 from reconciler.receiver.envelope import Malformed
 from reconciler.receiver.group_commit import GroupCommit
 from reconciler.receiver.keeping import keeper
-from reconciler.systemd import notify
+from reconciler.systemd import Condition, notify
 from reconciler.transactions import taking_up_to, transact
 from reconciler.web.app import admin_app
 from reconciler.web.metrics import Metrics
@@ -39,6 +39,8 @@ from reconciler.web.metrics import Metrics
 log = structlog.get_logger()
 
 GAUGES_EVERY = timedelta(seconds=15)
+GAUGES_WITHIN = timedelta(seconds=60)
+RETENTION_BOUND = timedelta(seconds=60)  #: it rests between its batches
 COMMIT_BOUND = timedelta(seconds=45)  #: beyond the group commit's own deadline
 ADMIN_DRAIN = timedelta(seconds=2)
 
@@ -157,35 +159,38 @@ class Parts:
             ),
             hint=self.due,
             stop=stop,
-            progress=self.progress.loop("relay", bound=LOOP_BOUND),
+            progress=self.progress.loop("relay", bound=LOOP_BOUND + settings.poll),
+            turn=partial(faults.turn, "relay"),
             metrics=self.count_attempt,
             point=faults.point,
         )
 
     async def scan(self, stop: asyncio.Event) -> None:
         await self.database.once_prepared(stop)
+        settings = self.assembly.loaded.settings.polling
         await schedule.run(
             self.engine,
             self.assembly.rules,
             self.assembly.sources,
             self.assembly.apis,
-            settings=self.assembly.loaded.settings.polling,
+            settings=settings,
             stop=stop,
-            progress=self.progress.loop("scans", bound=LOOP_BOUND),
+            progress=self.progress.loop("scans", bound=LOOP_BOUND + settings.poll),
             ended=self.count_scan,
         )
 
     async def read(self, stop: asyncio.Event) -> None:
         await self.database.once_prepared(stop)
+        settings = self.assembly.loaded.settings.polling
         await fetching.run(
             self.engine,
             self.assembly.rules,
             self.assembly.sources,
             self.assembly.apis,
-            settings=self.assembly.loaded.settings.polling,
+            settings=settings,
             hint=self.wanted,
             stop=stop,
-            progress=self.progress.loop("reads", bound=LOOP_BOUND),
+            progress=self.progress.loop("reads", bound=LOOP_BOUND + settings.poll),
             found=self.hint,
         )
 
@@ -196,16 +201,17 @@ class Parts:
             self.engine,
             self.assembly.loaded.settings,
             stop=stop,
-            beat=self.progress.loop("retention", bound=LOOP_BOUND),
+            beat=self.progress.loop("retention", bound=RETENTION_BOUND),
         )
 
     async def refresh_gauges(self, stop: asyncio.Event) -> None:
         """One transaction every quarter of a minute, never inside a scrape."""
         await self.database.once_prepared(stop)
-        beat = self.progress.loop("gauges", bound=2 * LOOP_BOUND)
+        beat = self.progress.loop("gauges", bound=LOOP_BOUND + GAUGES_EVERY)
         while not stop.is_set():
             try:
-                async with asyncio.timeout(LOOP_BOUND.total_seconds()):
+                wait_bounded(GAUGES_WITHIN)
+                async with asyncio.timeout(GAUGES_WITHIN.total_seconds()):
                     counts = await transact(self.engine, self.count)
                     skew = await self.database.look_at_clock()
                 self.metrics.show(counts)
@@ -231,7 +237,17 @@ class Parts:
                 roles=list(self.roles),
                 baseline=self.database.in_baseline,
             )
-            notify("READY=1", "STATUS=serving")
+            notify("READY=1")
+
+    def condition(self, *, draining: bool) -> Condition:
+        """How we are; a drain has a deadline of its own, and its loops are over."""
+        if draining:
+            return Condition(told="stopping: what is under way is finished")
+        if stalled := self.progress.stalled():
+            return Condition(told=f"stalled: {', '.join(stalled)}", alive=False)
+        if self.database.away is not None:
+            return Condition(told=f"waiting for the database: {self.database.away}")
+        return Condition(told=f"serving: {', '.join(self.roles)}")
 
     def count_answer(self, answered: Answered) -> None:
         self.metrics.answered(

@@ -1,5 +1,6 @@
 """Named places where a crash matters: no-ops in production, armed by tests."""
 
+import asyncio
 import os
 import signal
 from typing import Final
@@ -49,6 +50,8 @@ POINTS: Final = {
 _name, _, _times = os.environ.get("RECONCILER_TEST_CRASH_AT", "").partition(":")
 _left = int(_times or 1)
 _frozen = os.environ.get("RECONCILER_TEST_FREEZE_AT")
+_hung, _, _turns = os.environ.get("RECONCILER_TEST_HANG_AT", "").partition(":")
+_turns_left = int(_turns or 1)
 
 
 def point(name: str) -> None:
@@ -67,6 +70,20 @@ def point(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     if _frozen == name:
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+async def turn(loop: str) -> None:
+    """
+    Mark a turn of *loop*, `relay`.
+
+    With RECONCILER_TEST_HANG_AT=*loop* that loop, and nothing else of the process, waits here for
+    ever; with `*loop*:3` the third time that it comes here.
+    """
+    global _turns_left  # noqa: PLW0603 - one process, one loop that hangs
+    if _hung == loop:
+        _turns_left -= 1
+        if _turns_left <= 0:
+            await asyncio.Event().wait()
 
 
 def armed(name: str) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -40,23 +41,46 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @dataclass(slots=True)
 class Progress:
-    """When each loop last moved, by the monotonic clock: health is progress (P19)."""
+    """By when each loop has to move again, by the monotonic clock: health is progress (P19)."""
 
     clock: Callable[[], float] = time.monotonic
-    moved: dict[str, float] = field(default_factory=dict)
+    due: dict[str, float] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
 
     def loop(self, name: str, *, bound: timedelta) -> Callable[[], None]:
-        """Register loop *name*, which must move at least every *bound*; returns its beat."""
+        """
+        Register the loop *name*, which we run in; returns its beat.
+
+        It must move at least every *bound*, and within `wait_bounded` as long as is said there.
+        """
         self.bounds[name] = bound.total_seconds()
-        self.moved[name] = self.clock()
 
         def beat() -> None:
-            self.moved[name] = self.clock()
+            self.due[name] = self.clock() + self.bounds[name]
 
+        def allow(duration: timedelta) -> None:
+            later = self.clock() + duration.total_seconds() + self.bounds[name]
+            self.due[name] = max(self.due[name], later)
+
+        beat()
+        _allowing.set(allow)
         return beat
 
     def stalled(self) -> list[str]:
-        """Loops that have not moved within their bound."""
+        """Loops that should have moved by now."""
         now = self.clock()
-        return sorted(name for name, bound in self.bounds.items() if now - self.moved[name] > bound)
+        return sorted(name for name, due in self.due.items() if now > due)
+
+
+def wait_bounded(duration: timedelta) -> None:
+    """
+    Say that what follows takes *duration* at the most, because it ends itself then.
+
+    The loop that we run in, if it is one, is not standing still meanwhile (P19).
+    """
+    allow = _allowing.get()
+    if allow is not None:
+        allow(duration)
+
+
+_allowing: ContextVar[Callable[[timedelta], None] | None] = ContextVar("allowing", default=None)

@@ -16,6 +16,7 @@ from psycopg.types.json import set_json_dumps, set_json_loads
 
 from reconciler import exact_json
 from reconciler.errors import ConfigError
+from reconciler.lifecycle import wait_bounded
 
 V = TypeVar("V")
 
@@ -64,6 +65,7 @@ async def open_connection(conninfo: str) -> "ServerConnection":
     said = conninfo_to_dict(conninfo)
     hosts = str(said.get("host") or said.get("hostaddr") or "").count(",") + 1
     patience = LOOKS_UP.total_seconds() + hosts * float(said.get("connect_timeout") or 60)
+    wait_bounded(timedelta(seconds=patience))
     try:
         async with asyncio.timeout(patience):
             connection = await ServerConnection.connect(conninfo, prepare_threshold=None)
@@ -134,6 +136,7 @@ class ServerConnection(psycopg.AsyncConnection[Any]):
         self, gen: PQGen[V], interval: float = LOOK_EVERY, timeout: float | None = None
     ) -> V:
         limit = asyncio.timeout(self.bound.total_seconds())
+        wait_bounded(self.bound)
         self._waiting_since = asyncio.get_running_loop().time()
         try:
             async with limit:

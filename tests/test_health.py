@@ -1,11 +1,12 @@
 """P19: health is progress, told by the loops themselves and not by an open port."""
 
+import asyncio
 from datetime import timedelta
 
 import httpx
 import pytest
 
-from reconciler.lifecycle import Progress
+from reconciler.lifecycle import Progress, wait_bounded
 from reconciler.web.app import admin_app
 from reconciler.web.metrics import Metrics
 
@@ -41,6 +42,37 @@ async def test_p19_a_loop_that_stands_still_is_named_and_comes_back():
 
     relay()
     assert (200, "ok\n") == await asked(progress, "/livez")
+
+
+async def test_p19_a_loop_inside_a_wait_that_it_has_bounded_is_making_progress():
+    """
+    A statement may take its ten seconds although the loop usually moves every five. It is given
+    that time and no more, and the loop beside it none at all.
+    """
+    clock = Clock()
+    progress = Progress(clock=clock)
+    begun = asyncio.Event()
+
+    async def waits() -> None:
+        beat = progress.loop("relay", bound=timedelta(seconds=5))
+        wait_bounded(timedelta(seconds=10))
+        begun.set()
+        await asyncio.Event().wait()
+        beat()
+
+    wait_bounded(timedelta(seconds=10))  # nobody's loop: nothing to do with it
+    async with asyncio.TaskGroup() as loops:
+        running = loops.create_task(waits())
+        await begun.wait()
+        progress.loop("scans", bound=timedelta(seconds=5))
+
+        clock.now += 6
+        assert ["scans"] == progress.stalled()
+        clock.now += 8
+        assert ["scans"] == progress.stalled()
+        clock.now += 2
+        assert ["relay", "scans"] == progress.stalled()
+        running.cancel()
 
 
 async def test_p19_liveness_does_not_ask_the_database_and_readiness_does():
