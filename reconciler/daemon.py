@@ -79,7 +79,7 @@ async def serve(
                 running.create_task(until_told(name, part, stop), name=name)
             await stop.wait()
             log.info("daemon.draining", seconds=settings.server.drain.total_seconds())
-            notify("STOPPING=1")
+            notify("STOPPING=1", f"STATUS={parts.condition(draining=True).told}")
             faults.point("draining")
             deadline.reschedule(loop.time() + (settings.server.drain + SLACK).total_seconds())
     except TimeoutError:
