@@ -50,7 +50,8 @@ async def test_the_daemon_tells_when_it_serves_and_when_it_stops(
 
     async with a_world(tmp_path, database_url) as world:
         async with world.serving(NOTIFY_SOCKET=address_of(manager), WATCHDOG_USEC="600000"):
-            assert "READY=1" in heard(manager)
+            told += heard(manager)
+            assert "READY=1" in told
             await eventually(alive)
         told += heard(manager)
     stopping = told.index("STOPPING=1")
