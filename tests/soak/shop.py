@@ -31,6 +31,7 @@ from tests.world import eventually, signed
 
 ORDERS_HELD = 500
 PAGE = 100
+LONG_AGO = "2026-01-01T00:00:00.000000Z"  #: what there was before anybody looked fires nothing
 SECRET = demo_world.SECRETS["PRETEND_SECRET"]
 TOKEN = demo_world.SECRETS["PRETEND_TOKEN"]
 REFUND, UNKNOWN, JUNK = 0.30, 0.05, 0.02  #: shares of what happens; the rest are orders
@@ -57,14 +58,13 @@ class Shop:
     def __post_init__(self) -> None:
         for number in range(ORDERS_HELD):
             key = f"ord_{number}"
-            now = stamp()
             self.orders[key] = {
                 "id": key,
                 "version": 1,
                 "status": "new",
                 "amount": 100,
-                "created_at": now,
-                "updated_at": now,
+                "created_at": LONG_AGO,
+                "updated_at": LONG_AGO,
             }
             self.idle.append(key)
 

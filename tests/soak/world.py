@@ -108,10 +108,11 @@ json = { reference = "receipt {{ event_id }}" }
 idempotency_key = "{{ event_id }}:receipt"
 """
 KILL_EVERY = 0.6  #: seconds, divided by the share of trouble
+OURS = "soak"  #: the connections that look, and are not killed
 VICTIM = """
 select pg_terminate_backend(pid) as ended from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid()
-   and backend_type = 'client backend' order by random() limit 1
+   and backend_type = 'client backend' and application_name <> 'soak' order by random() limit 1
 """
 
 
@@ -136,7 +137,7 @@ class World:
 
     async def connect(self) -> psycopg.AsyncConnection[dict[str, Any]]:
         return await psycopg.AsyncConnection.connect(
-            self.database, row_factory=dict_row, autocommit=True
+            self.database, row_factory=dict_row, autocommit=True, application_name=OURS
         )
 
     async def kill_connections(self) -> None:
