@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, Integer, Text, Uuid, and_, case, func, select
-from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
+from sqlalchemy import BigInteger, Boolean, Integer, Text, Uuid, and_, case, func, select, true
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.types import TypeEngine
 
 from outbox.compiled import Compiled
-from outbox.entry import Enqueued, NewEntry, State, bounded, uuid7
-from outbox.store import C, effect_keys, outbox, record_set
+from outbox.entry import RESTORED, Enqueued, NewEntry, State, bounded, uuid7
+from outbox.holding import current_generation, from_lost_future
+from outbox.store import PENDING, UNCERTAIN, C, Time, effect_keys, outbox, record_set
 
 KEY_USED = "key used"
 KEY_TAKEN = "key taken"
@@ -33,6 +34,9 @@ async def enqueue(
     is recorded as `skipped` (key used); where another effect has, as `unrendered` (key taken).
     Entries of one batch go by the same rule, in their order.
 
+    After a restore, what may have been sent by the future that was lost becomes `uncertain` where
+    the destination knows no keys; elsewhere its key's clock starts when it happened.
+
     A second entry for one (sender, event_id, effect, part, repetition) is a bug upstream
     and violates a constraint instead of vanishing.
     """
@@ -46,11 +50,20 @@ async def enqueue(
         _row(id_, entry, state=state, reason=reason)
         for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True)
     ]
-    await _INSERT_ENTRIES.count(connection, rows=rows)
-    return [
-        Enqueued(id=id_, state=state, reason=reason, idempotency_key=entry.idempotency_key)
-        for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True)
-    ]
+    written = await _INSERT_ENTRIES.rows(connection, rows=rows)
+    held = {row.id for row in written if row.state == State.UNCERTAIN}
+    answers = []
+    for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True):
+        became = (State.UNCERTAIN, RESTORED) if id_ in held else (state, reason)
+        answers.append(
+            Enqueued(
+                id=id_,
+                state=became[0],
+                reason=became[1],
+                idempotency_key=entry.idempotency_key,
+            )
+        )
+    return answers
 
 
 async def _judge_keys(
@@ -114,6 +127,8 @@ def _row(id_: UUID, entry: NewEntry, *, state: State, reason: str | None) -> dic
         **{name: getattr(entry, name) for name in _FROM_ENTRY},
         "id": str(id_),
         "headers": dict(entry.headers),
+        "found": entry.found,
+        "happened_at": None if entry.happened_at is None else entry.happened_at.isoformat(),
         "body": body,
         "state": state.value,
         "last_error": reason,
@@ -139,13 +154,15 @@ _FROM_ENTRY: Mapping[str, TypeEngine[Any]] = {
 }
 
 
-def _insert_entries() -> Insert:
+def _insert_entries() -> ReturningInsert[Any]:
     rows = record_set(
         "entry",
         {
             "id": Uuid(),
             **_FROM_ENTRY,
             "headers": JSONB(),
+            "happened_at": Time,
+            "found": Boolean(),
             "body": Text(),
             "state": Text(),
             "last_error": Text(),
@@ -155,14 +172,28 @@ def _insert_entries() -> Insert:
     # clock_timestamp(): where there is no revision the order is by the time of the insert,
     # and now() is when the transaction began, before it waited for anything.
     callable_ = and_(given.state == State.PENDING.value, given.last_error.is_(None))
+    now = current_generation("now")
+    maybe_sent = and_(
+        callable_, from_lost_future(now.c, happened_at=given.happened_at, found=given.found)
+    )
+    held = and_(maybe_sent, ~given.idempotent)
+    goes_on = and_(callable_, ~held)
+    state = case((held, UNCERTAIN), else_=given.state)
     values = {
-        **{name: given[name] for name in ("id", *_FROM_ENTRY, "headers", "state", "last_error")},
+        **{name: given[name] for name in ("id", *_FROM_ENTRY, "headers")},
+        "state": state,
+        "last_error": case((maybe_sent, RESTORED), else_=given.last_error),
         "body": func.decode(given.body, "base64"),
-        "due_at": case((callable_, func.clock_timestamp())),
+        "due_at": case((goes_on, func.clock_timestamp())),
+        "first_attempt_at": case(
+            (maybe_sent, func.coalesce(given.happened_at, now.c.lost_since, now.c.opened_at))
+        ),
         "created_at": func.clock_timestamp(),
-        "completed_at": case((given.state != State.PENDING.value, func.clock_timestamp())),
+        "completed_at": case((state != PENDING, func.clock_timestamp())),
     }
-    return insert(outbox).from_select(list(values), select(*values.values()).order_by(given.id))
+    source = rows.outerjoin(now, true())
+    chosen = select(*values.values()).select_from(source).order_by(given.id)
+    return insert(outbox).from_select(list(values), chosen).returning(outbox.c.id, outbox.c.state)
 
 
 def _take_keys_statement() -> ReturningInsert[Any]:

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
@@ -14,6 +15,7 @@ KeyFormat = Literal["text", "uuid"]
 
 HASHED_PREFIX = "h-"
 PRINTABLE = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # ASCII, with no space at either end
+RESTORED = "restored: a future that the database does not know any more may have sent it"
 REASON_LIMIT = 500  # characters kept of anything that explains a failure
 
 
@@ -131,6 +133,9 @@ class NewEntry:
     path: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+
+    happened_at: datetime | None = None  #: by whoever told of its cause
+    found: bool = False  #: its cause was found by looking, not told
 
     skip: str | None = None
     fault: str | None = None

@@ -29,7 +29,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from outbox.compiled import Compiled
-from outbox.entry import State
+from outbox.entry import RESTORED, State
 from outbox.lanes import waits_for_another
 from outbox.settling import record_attempts
 from outbox.store import (
@@ -241,6 +241,7 @@ def _due(wanted: FromClause) -> LateralFromClause:
             outbox.c.call_open,
             outbox.c.due_at,
             outbox.c.first_attempt_at,
+            outbox.c.last_error,
         )
         .where(
             outbox.c.destination == wanted.c.destination,
@@ -268,7 +269,8 @@ def _fate(due: Columns, limits: Columns) -> tuple[ColumnElement[str], ColumnElem
         (used_up, DEAD),
         else_=PENDING,
     )
-    reason = case((unanswered, NEVER_ANSWERED), (life_over, KEY_LIFE_OVER), else_=USED_UP)
+    over = case((due.last_error == RESTORED, RESTORED), else_=KEY_LIFE_OVER)
+    reason = case((unanswered, NEVER_ANSWERED), (life_over, over), else_=USED_UP)
     return state, reason
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox.backoff import Backoff
 from outbox.calling import (
@@ -34,6 +34,11 @@ HASTE = 5  # how much sooner the next window of a deep backlog is looked through
 LONGEST_OUTAGE_PAUSE = 5.0  # seconds
 
 
+async def always(_: AsyncConnection) -> bool:
+    """Whoever runs the relay alone says so himself when his database was restored."""
+    return True
+
+
 async def run(  # noqa: PLR0913  # its edges are passed in
     engine: AsyncEngine,
     destinations: Mapping[str, Destination],
@@ -46,17 +51,19 @@ async def run(  # noqa: PLR0913  # its edges are passed in
     point: Callable[[str], None] = nothing_happens,
     turn: Callable[[], Awaitable[None]] = no_time_passes,
     clock: Callable[[], float] = since_boot,
+    may_call: Callable[[AsyncConnection], Awaitable[bool]] = always,
 ) -> None:
     """
     Call what is due until *stop* is set; then take no more, end the calls in flight, and return.
 
     *hint* says that something may have become due; polling alone finds it too, only later.
-    *progress* is called at every turn, and then *turn*, which tests make last for ever. How long
+    *progress* is called at every turn, and then *turn*, which tests make last for ever. *may_call*
+    is asked in every transaction that would lease; False leaves everything where it is. How long
     the end may take is the caller's to bound: cancelled, what was in flight comes back when its
     lease ends.
     """
     edges = Edges(metrics=metrics, point=point, turn=turn, clock=clock)
-    relay = Relay(engine, destinations, policy, edges)
+    relay = Relay(engine, destinations, policy, edges, may_call=may_call)
     async with asyncio.TaskGroup() as background:
         wakers = [
             background.create_task(_wake_on(hint, relay.wake)),
@@ -104,8 +111,11 @@ class Relay:
         destinations: Mapping[str, Destination],
         policy: "Policy",
         edges: Edges,
+        *,
+        may_call: Callable[[AsyncConnection], Awaitable[bool]] = always,
     ) -> None:
         self._engine = engine
+        self._may_call = may_call
         self._destinations = destinations
         self._policy = policy
         self._edges = edges
@@ -156,6 +166,8 @@ class Relay:
             return [], []
 
         async with self._engine.begin() as connection:
+            if not await self._may_call(connection):
+                return [], []
             windows = await self._windows.look(connection, free)
             wanted = [self._wanted(name, free[name], windows[name]) for name in free]
             leased, given_up = await lease(connection, wanted)

@@ -1,7 +1,7 @@
 """The daemon's look at its database: prepared once, then asked every second whether P2 holds."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -37,6 +37,7 @@ class DatabaseWatch:
     assembly: Assembly
     engine: AsyncEngine
     progress: Progress
+    look_at_generation: Callable[[], Awaitable[object]] | None = None
 
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     away: str | None = "the database has not been looked at yet"
@@ -70,6 +71,8 @@ class DatabaseWatch:
             raise
         if problems:
             raise ConfigError(problems=self.assembly.loaded.place(problems))
+        if self.look_at_generation is not None:
+            await self.look_at_generation()
         born = await transact(self.engine, self.be_born)
         self.in_baseline = [
             f"{sender} {kind}"

@@ -15,6 +15,7 @@ from outbox.backoff import Backoff
 from outbox.calling import Attempted
 from reconciler import embedded, faults, http_server
 from reconciler.daemon_database import LOOP_BOUND, DatabaseWatch
+from reconciler.daemon_generation import GenerationWatch, watch_over
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
@@ -60,10 +61,15 @@ class Parts:
     listening: dict[str, str] = field(default_factory=dict)
     metrics: Metrics = field(init=False)
     database: DatabaseWatch = field(init=False)
+    generation: GenerationWatch = field(init=False)
 
     def __post_init__(self) -> None:
+        self.generation = watch_over(self.assembly, self.engine, private=self.private is not None)
         self.database = DatabaseWatch(
-            assembly=self.assembly, engine=self.engine, progress=self.progress
+            assembly=self.assembly,
+            engine=self.engine,
+            progress=self.progress,
+            look_at_generation=self.generation.look,
         )
         self.metrics = Metrics(senders=tuple(self.assembly.rules.senders))
 
@@ -71,6 +77,7 @@ class Parts:
         """The parts that our roles ask for, by name."""
         parts: dict[str, Part] = {
             "database": self.database.watch,
+            "generation": self.watch_generation,
             "admin": partial(self.serve_admin, admin),
             "gauges": self.refresh_gauges,
         }
@@ -146,6 +153,11 @@ class Parts:
         for one in malformed:
             self.metrics.events.labels(one.sender, Outcome.QUARANTINED.value).inc()
 
+    async def watch_generation(self, stop: asyncio.Event) -> None:
+        await self.database.once_prepared(stop)
+        beat = self.progress.loop("generation", bound=LOOP_BOUND)
+        await self.generation.watch(stop, beat=beat)
+
     async def run_relay(self, stop: asyncio.Event) -> None:
         await self.database.once_prepared(stop)
         settings = self.assembly.loaded.settings.relay
@@ -163,6 +175,7 @@ class Parts:
             turn=partial(faults.turn, "relay"),
             metrics=self.count_attempt,
             point=faults.point,
+            may_call=self.generation.may_call,
         )
 
     async def scan(self, stop: asyncio.Event) -> None:

@@ -42,6 +42,8 @@ POINTS: Final = {
     "between-indexes": "the schema is changed, one index is made, and more are missing",
     "between-purge-and-horizon": "claims are removed, their horizon is not moved",
     "between-purges": "a batch is removed, and more wait",
+    "generation-opened": "the database went back, and nothing is held yet",
+    "between-holds": "some of what a lost future may have sent is held, some is not",
     "database-prepared": "everything is checked, and no part runs",
     "draining": "told to stop, with work under way",
 }

@@ -53,6 +53,13 @@ def show(found: dict[str, Any]) -> None:
     click.echo(
         f"           PostgreSQL {database['server_version']}, migration {database['migration']}\n"
     )
+    if (generation := found["generation"]) and generation["number"] > 1:
+        click.echo(
+            f"restored   generation {generation['number']} since {brief(generation['opened_at'])}:"
+            f" {generation['reason']}\n"
+            f"           {generation['held']} entries held,"
+            f" healed {generation['healed_at'] or 'not yet'}\n"
+        )
     kinds = [
         (
             name,

@@ -12,7 +12,7 @@ from reconciler.exact_json import NotJsonError
 from reconciler.expressions import ExpressionError, JsonTemplate, PathTemplate, Template
 from reconciler.ledger.calls import Call, CallError, freeze
 from reconciler.ledger.causes import Cause
-from reconciler.ledger.event import Event
+from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.gates import Gate
 from reconciler.ledger.keys import Source, usual_key
 from reconciler.ledger.versions import to_datetime
@@ -78,6 +78,8 @@ def entry_of(  # noqa: PLR0913 - what may be missing of an entry
         idempotency_key=key,
         lasting=effect.lasting,
         idempotent=effect.idempotent,
+        happened_at=happened_at(event, dated=effect.dated),
+        found=event.origin in {Origin.CORRECTION, Origin.READ},
         skip=skip,
         fault=fault,
         **rendered,

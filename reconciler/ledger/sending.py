@@ -14,7 +14,8 @@ from outbox.entry import NewEntry
 from reconciler.exact_json import require_json
 from reconciler.ledger.calls import NAME, CallError, check_header_name, freeze, split_request
 from reconciler.ledger.causes import Cause
-from reconciler.ledger.effects import Target
+from reconciler.ledger.effects import Target, happened_at
+from reconciler.ledger.event import Origin
 from reconciler.ledger.keys import sent_key
 from reconciler.ledger.sql_text import read_statement
 from reconciler.ledger.triggers import nearest
@@ -96,6 +97,8 @@ class Sending:
                 path=call.path,
                 headers=call.headers,
                 body=call.body,
+                happened_at=happened_at(event, dated=frozenset()),
+                found=event.origin in {Origin.CORRECTION, Origin.READ},
                 skip=self.cause.suppressed,
             )
         )

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from outbox import store
+from outbox import generations, store
 from reconciler import migrate
 from reconciler.ledger import baselines, claims, fetches, quarantine
 from reconciler.operations.assembly import Assembly
@@ -51,8 +51,18 @@ async def figures(connection: AsyncConnection, assembly: Assembly) -> dict[str, 
     return {
         "senders": senders,
         "outbox": await store.counts(connection),
+        "generation": await generation(connection),
         "fetch_requests": await fetches.count(connection),
     }
+
+
+async def generation(connection: AsyncConnection) -> dict[str, Any] | None:
+    """Which generation of the database this is, and what its opening held."""
+    row = await generations.current(connection)
+    if row is None:
+        return None
+    names = ("number", "opened_at", "reason", "lost_since", "held", "settled_at", "healed_at")
+    return {name: getattr(row, name) for name in names}
 
 
 def kind_status(

@@ -100,6 +100,16 @@ class Metrics:
             "How far this host's clock is ahead of the database's.",
             registry=self.registry,
         )
+        self.generation = Gauge(
+            "reconciler_generation",
+            "The database's generation; it rises when the database went back in time.",
+            registry=self.registry,
+        )
+        self.held = Gauge(
+            "reconciler_generation_held_entries",
+            "Outbox entries that became uncertain when the current generation was opened.",
+            registry=self.registry,
+        )
         self.stalled = Gauge(
             "reconciler_loop_stalled",
             "1 where a loop has made no progress within its bound.",
@@ -121,6 +131,10 @@ class Metrics:
             self.entries.labels(state).set(outbox[state])
         due = outbox["oldest_due_at"]
         self.oldest_due.set(due.timestamp() if due else 0)
+        generation = counts["generation"]
+        if isinstance(generation, Mapping):
+            self.generation.set(generation["number"])
+            self.held.set(generation["held"])
         senders = counts["senders"]
         assert isinstance(senders, Mapping)
         for name, sender in senders.items():

@@ -17,6 +17,7 @@ from reconciler.polling.scans.turns import (
     make_due,
     register,
     set_watermark,
+    start_over,
     state_of,
     states,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "renew",
     "save",
     "set_watermark",
+    "start_over",
     "state_of",
     "states",
     "take",

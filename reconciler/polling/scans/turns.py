@@ -77,6 +77,25 @@ async def make_due(connection: AsyncConnection, slot: Slot) -> None:
     )
 
 
+async def start_over(connection: AsyncConnection) -> None:
+    """
+    Let every slot run at once and from the first page, also those whose pass is under way.
+
+    A pass that went back in time has not seen again what changed behind it; the fence ends it.
+    """
+    await connection.execute(
+        update(scans).values(
+            checkpoint=None,
+            pass_started_at=None,
+            owner=None,
+            fence=scans.c.fence + 1,
+            lease_until=None,
+            failures=0,
+            due_at=func.clock_timestamp(),
+        )
+    )
+
+
 async def due(connection: AsyncConnection) -> list[Slot]:
     """The slots that are due and that nobody holds, the longest due first."""
     statement = (
