@@ -1,10 +1,11 @@
 """
 One expression changed, one promise broken, and the story that notices.
 
-    python -m tests.mutants          every promise
+    python -m tests.mutants          every promise, two at a time
     python -m tests.mutants P1 P9    some of them
 
-Each mutation is made in a copy of the packages; its story has to fail there by an assertion.
+Each mutation is made in a copy of the packages. There it has to pass mypy, and its promise's own
+story has to fail by an assertion: not by an error, an import or a time that ran out.
 """
 
 import os
@@ -12,12 +13,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.clusters import a_cluster
+from tests.verdicts import assertion
+
 ROOT = Path(__file__).parent.parent
+AT_ONCE = 2
 COPIED = ("reconciler", "outbox", "migrations", "config", "docs", "tests")
 
 
@@ -67,11 +74,11 @@ MUTANTS = (
     ),
     Mutant(
         promise="P3",
-        file="reconciler/ledger/apply.py",
-        before="    await claim_delivered(connection, batch)\n",
-        after="    (await claim_delivered(connection, batch), "
-        "await (await connection.get_raw_connection()).driver_connection.commit())\n",
-        story="tests/stories/test_p03_all_or_nothing.py",
+        file="reconciler/ledger/commit.py",
+        before="transact(engine, work)",
+        after='transact(engine.execution_options(isolation_level="AUTOCOMMIT"), work)',
+        story="tests/stories/test_p03_all_or_nothing.py::"
+        "test_p03_where_the_users_statement_fails_nothing_of_the_event_remains",
     ),
     GUARD,
     Mutant(
@@ -93,10 +100,9 @@ MUTANTS = (
     Mutant(
         promise="P8",
         file="outbox/relay.py",
-        before="            result = await call(destination, leased)\n",
-        after="            async with self._engine.connect() as held:\n"
-        '                await held.exec_driver_sql("select 1")\n'
-        "                result = await call(destination, leased)\n",
+        before="await call(destination, leased)",
+        after='(await (await self._engine.connect()).exec_driver_sql("select 1"), '
+        "await call(destination, leased))[1]",
         story="tests/stories/test_p07_p08_calls.py::"
         "test_p08_no_transaction_is_open_while_others_are_waited_for",
     ),
@@ -190,40 +196,97 @@ def place_of(part: str) -> Path:
     return inside if part in ("reconciler", "outbox") else inside / part
 
 
-def run_in(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_in(
+    copy: Path, *words: str, program: str = sys.executable, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a Python module with the packages of *copy* first on its path."""
     return subprocess.run(
-        [sys.executable, "-m", *words],
+        [program, "-m", *words],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy)},
+        env={**os.environ, "PYTHONPATH": str(copy), **environment},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def caught(mutant: Mutant) -> str | None:
-    """The assertion by which a mutant's story fails; None where it does not."""
+def typed(copy: Path, *, cache: Path) -> str | None:
+    """What mypy has against *copy*; None: nothing."""
+    ran = run_in(copy, "mypy", "--cache-dir", str(cache))
+    return None if ran.returncode == 0 else ran.stdout + ran.stderr
+
+
+def tried(mutant: Mutant, *, cache: Path) -> "Tried":
+    """Make *mutant*, type-check it, and run its story."""
+    begun = time.monotonic()
     with mutated(mutant) as copy:
-        ran = run_in(copy, "pytest", "-n0", "-q", "-x", "-p", "no:cacheprovider", mutant.story)
-    errors = [line for line in ran.stdout.splitlines() if line.startswith("E  ")]
-    told = any("assert" in line.lower() for line in errors) and "Traceback" not in errors[0]
-    if ran.returncode != 1 or not told:
-        sys.stdout.write(ran.stdout[-3000:])
-        return None
-    return errors[0].removeprefix("E").strip()[:100]
+        if wrong := typed(copy, cache=cache):
+            return Tried(mutant=mutant, fault=f"mypy: {wrong}")
+        verdicts = copy / "verdicts.jsonl"
+        words = ("-n0", "-q", "-x", "-p", "no:cacheprovider", "-p", "tests.verdicts")
+        ran = run_in(copy, "pytest", *words, mutant.story, VERDICTS=str(verdicts))
+        told = assertion(verdicts) if ran.returncode == 1 else None
+        said = verdicts.read_text() if verdicts.exists() else ""
+    return Tried(
+        mutant=mutant,
+        caught=told,
+        fault=None if told else f"{said}{ran.stdout[-3000:]}",
+        seconds=time.monotonic() - begun,
+    )
 
 
 def main(wanted: list[str]) -> int:
+    """Try all that are *wanted*; 1 where one was not caught as it should be."""
+    if unknown := set(wanted) - {one.promise for one in MUTANTS}:
+        sys.stderr.write(f"no such promise: {', '.join(sorted(unknown))}\n")
+        return 2
+    mutants = [one for one in MUTANTS if not wanted or one.promise in wanted]
     survivors = 0
-    for mutant in MUTANTS:
-        if wanted and mutant.promise not in wanted:
-            continue
-        how = caught(mutant)
-        survivors += how is None
-        sys.stdout.write(f"{mutant.promise:<4} {mutant.file:<36} {how or 'NOT CAUGHT'}\n")
-        sys.stdout.flush()
+    with a_cluster() as url, tempfile.TemporaryDirectory(prefix="mypy-") as name:
+        os.environ["TEST_DATABASE_URL"] = url
+        caches = warmed(Path(name))
+        with ThreadPoolExecutor(AT_ONCE) as workers:
+            free = list(caches)
+
+            def work(mutant: Mutant) -> Tried:
+                cache = free.pop()  # as many as there are workers
+                try:
+                    return tried(mutant, cache=cache)
+                finally:
+                    free.append(cache)
+
+            for one in workers.map(work, mutants):
+                survivors += one.caught is None
+                sys.stdout.write(str(one))
+                sys.stdout.flush()
     return 1 if survivors else 0
+
+
+def warmed(place: Path) -> list[Path]:
+    """A cache of mypy's for each worker, filled from what is not mutated."""
+    caches = [place / str(number) for number in range(AT_ONCE)]
+    with mutated() as copy:
+        if wrong := typed(copy, cache=caches[0]):
+            raise SystemExit(f"without any mutation: {wrong}")
+    for other in caches[1:]:
+        shutil.copytree(caches[0], other)
+    return caches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What came of one mutant."""
+
+    mutant: Mutant
+    caught: str | None = None  #: the assertion
+    fault: str | None = None  #: why it does not count
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        line = f"{self.mutant.promise:<4} {self.mutant.file:<36} {self.seconds:4.0f} s  "
+        if self.caught is None:
+            return f"{line}NOT CAUGHT\n{self.fault}\n"
+        return f"{line}{self.caught[:100]}\n"
 
 
 if __name__ == "__main__":

@@ -192,10 +192,13 @@ class Destination:
     """Key and body of what took effect."""
     troubles: list[Answer] = field(default_factory=list)
     """What the next calls meet, first one first."""
+    trouble_with: Callable[[str], Answer | None] = lambda _: None
+    """What calls meet by the reference that they give."""
 
     async def answer(self, request: Request) -> Answer:
         self.calls.append(request)
         trouble = self.troubles.pop(0) if self.troubles else Answer(body={"ok": True})
+        trouble = self.trouble_with(request.json().get("reference", "")) or trouble
         key = request.headers["idempotency-key"]
         known = self.idempotent and key in [used for used, _ in self.performed]
         if trouble.status < 400 and not known:
@@ -445,6 +448,11 @@ class World:
             )
 
         await eventually(idle)
+
+    async def performed(self, *expected: str) -> None:
+        """Once the relay has nothing left to do, exactly these effects have been performed."""
+        await self.settled()
+        assert sorted(expected) == self.destination.effects
 
     async def effects(self, *expected: str) -> None:
         """Wait for exactly these effects to have been performed."""

@@ -51,7 +51,7 @@ async def test_p02_a_daemon_killed_right_after_it_answered(world: World):
     daemon.process.kill()
     await daemon.dies()
     async with world.serving(*UNHEALED):
-        await world.effects("capture ord_1")
+        await world.performed("capture ord_1")
 
 
 @pytest.mark.parametrize("end", ["rollback", "commit"])

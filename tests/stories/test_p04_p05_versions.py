@@ -95,7 +95,7 @@ async def test_p05_an_older_event_changes_nothing_and_its_facts_count_as_configu
             assert "stale" == await world.outcome(late)
             assert "duplicate" == await world.outcome(late)
             assert (row, ours) == await rows_of(world)
-            await world.effects("capture ord_1", "parcel evt_1")
+            await world.performed("capture ord_1", "parcel evt_1")
 
             first = order_event("evt_3", world.sender.sets("ord_2"), type_="order.shipped")
             assert "applied" == await world.outcome(first)

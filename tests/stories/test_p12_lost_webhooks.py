@@ -23,7 +23,9 @@ async def test_p12_a_lost_webhook_is_corrected_and_comes_too_late(world: World):
     async with world.serving():
         await world.baseline_over()
         paid = order_event("evt_2", world.sender.sets("ord_1", status="paid", paid=True))
-        await world.effects("capture ord_1")
+        await world.scans()
+        assert "paid" == await world.value("select status from orders where id = 'ord_1'")
+        await world.performed("capture ord_1")
         assert "late" == await world.outcome(paid)
         assert "duplicate" == await world.outcome(paid)
         await world.scans()
