@@ -155,6 +155,29 @@ MUTANTS = (
         "test_p14_a_listing_that_is_empty_all_at_once_deletes_nothing",
     ),
     Mutant(
+        promise="P15",
+        file="reconciler/ledger/commit.py",
+        before="if len(events) == 1:",
+        after="if len(events) >= 1:",
+        story="tests/stories/test_p15_poison.py::"
+        "test_p15_a_poisoned_event_keeps_no_neighbour_waiting",
+    ),
+    Mutant(
+        promise="P16",
+        file="reconciler/receiver/body.py",
+        before="if size > limit:",
+        after="if size < 0:",
+        story="tests/stories/test_p16_bounded.py::test_p16_a_body_has_a_size_and_memory_a_limit",
+    ),
+    Mutant(
+        promise="P17",
+        file="reconciler/receiver/app.py",
+        before="Told(status=200, outcome=Outcome.QUARANTINED",
+        after="Told(status=500, outcome=Outcome.QUARANTINED",
+        story="tests/stories/test_p17_content.py::"
+        "test_p17_no_content_of_an_authentic_delivery_is_answered_with_a_5xx",
+    ),
+    Mutant(
         promise="P20",
         file="reconciler/ledger/history.py",
         before="    return BASELINE\n",
