@@ -178,6 +178,21 @@ MUTANTS = (
         "test_p17_no_content_of_an_authentic_delivery_is_answered_with_a_5xx",
     ),
     Mutant(
+        promise="P18",
+        file="reconciler/receiver/headers.py",
+        before="bool(_SECRET.search(name)) or any(",
+        after="bool(_SECRET.search(name)) and any(",
+        story="tests/stories/test_p18_secrets.py::test_p18_no_canary_is_found_anywhere",
+    ),
+    Mutant(
+        promise="P19",
+        file="reconciler/lifecycle.py",
+        before="now - self.moved[name] > bound",
+        after="now - self.moved[name] > bound * 60",
+        story="tests/stories/test_p19_health.py::"
+        "test_p19_a_frozen_loop_is_told_and_a_long_call_is_none",
+    ),
+    Mutant(
         promise="P20",
         file="reconciler/ledger/history.py",
         before="    return BASELINE\n",

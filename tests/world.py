@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -134,6 +135,8 @@ class Sender:
     """Orders that exist, and that the listing does not show."""
     before: Callable[[Request], Awaitable[None]] | None = None
     """Awaited before any answer: to change something meanwhile, or to hang."""
+    instead: Callable[[Request], Answer] | None = None
+    """What any request is answered instead, while it is set."""
 
     def sets(self, key: str, *, age: float = 0.0, **facts: Any) -> dict[str, Any]:
         """Change an order, *age* seconds ago; returns the webhook's data."""
@@ -154,6 +157,8 @@ class Sender:
         self.requests.append(request)
         if self.before is not None:
             await self.before(request)
+        if self.instead is not None:
+            return self.instead(request)
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return Answer(status=401, body={})
         if request.path == "/v1/orders":
@@ -194,9 +199,13 @@ class Destination:
     """What the next calls meet, first one first."""
     trouble_with: Callable[[str], Answer | None] = lambda _: None
     """What calls meet by the reference that they give."""
+    instead: Callable[[Request], Answer] | None = None
+    """What any call is answered instead, while it is set."""
 
     async def answer(self, request: Request) -> Answer:
         self.calls.append(request)
+        if self.instead is not None:
+            return self.instead(request)
         trouble = self.troubles.pop(0) if self.troubles else Answer(body={"ok": True})
         trouble = self.trouble_with(request.json().get("reference", "")) or trouble
         key = request.headers["idempotency-key"]
@@ -331,13 +340,14 @@ class World:
         to: Daemon | None = None,
         secret: str = SECRET,
         at: int | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> httpx.Response:
         """Send one signed webhook, to the daemon that was started last if nothing else is said."""
         body = event if isinstance(event, bytes) else json.dumps(event).encode()
         return await self.http.post(
             f"{(to or self.daemons[-1]).webhooks}/webhooks/shop",
             content=body,
-            headers=signed(body, secret=secret, at=at),
+            headers={**headers, **signed(body, secret=secret, at=at)},
         )
 
     async def outcome(self, event: Mapping[str, Any], *, to: Daemon | None = None) -> str:
