@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         promise="P19",
         file="reconciler/lifecycle.py",
-        before="now - self.moved[name] > bound",
-        after="now - self.moved[name] > bound * 60",
+        before="self.due[name] = self.clock() + self.bounds[name]",
+        after="self.due[name] = self.clock() + self.bounds[name] * 60",
         story="tests/stories/test_p19_health.py::"
         "test_p19_a_frozen_loop_is_told_and_a_long_call_is_none",
     ),
