@@ -4,6 +4,8 @@ import importlib
 
 import click
 
+from reconciler.cli import completing
+
 COMMANDS = {
     "serve": ("reconciler.cli.serve", "Run the daemon in the foreground."),
     "check": ("reconciler.cli.check", "Check the configuration as `serve` would."),
@@ -16,6 +18,7 @@ COMMANDS = {
     "outbox": ("reconciler.cli.outbox", "List and show outbox entries."),
     "purge": ("reconciler.cli.purge", "Remove what is older than it has to be kept."),
     "sql": ("reconciler.cli.sql", "Run an SQL script on the configured database."),
+    "completion": ("reconciler.cli.completion", "Print a script that completes in your shell."),
     "demo": ("reconciler.cli.demo", "Prove it: a lossy sender, a forgetful destination."),
 }
 
@@ -31,6 +34,8 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
         command: click.Command = module.command
+        if completing.is_asked():
+            completing.by_names(command)
         return command
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import tomllib
-from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from reconciler.errors import ConfigError, Problem
 from reconciler.settings.documents import Document, Place, dotted, overlay
 from reconciler.settings.positions import find_positions, key_before
-
-SEARCHED = (Path("config/reconciler.toml"), Path("/etc/reconciler/reconciler.toml"))
 
 DEEPEST = 64  #: tables and lists inside each other
 
@@ -30,21 +27,6 @@ HINTS = (
     (r"escape", r"write \\ for a backslash, or use single quotes"),
     (r"Duplicate inline table key", "it is said twice in this table; keep one"),
 )  # fmt: skip
-
-
-def find_main(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """Where the main file is: *path*, `RECONCILER_CONFIG`, or the usual places, in this order."""
-    if path is None and environ.get("RECONCILER_CONFIG"):
-        path = Path(environ["RECONCILER_CONFIG"])
-    if path is not None:
-        return path
-    for candidate in SEARCHED:
-        if candidate.is_file():
-            return candidate
-    raise ConfigError(
-        f"there is no configuration: looked for {' and '.join(map(str, SEARCHED))};"
-        " name a file with --config or RECONCILER_CONFIG"
-    )
 
 
 def read_all(main: Path) -> tuple[Document, tuple[Path, ...]]:

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reconciler.configuration import find_main
 from reconciler.errors import ConfigError, Problem
 from reconciler.settings.consistency import check
 from reconciler.settings.documents import Document, dotted, overlay, undotted
 from reconciler.settings.environment import read_environment
-from reconciler.settings.files import find_main, read_all
+from reconciler.settings.files import read_all
 from reconciler.settings.models import Settings
 from reconciler.settings.presets import apply_presets
 from reconciler.settings.salvage import Salvaged, validate

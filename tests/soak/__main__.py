@@ -25,6 +25,11 @@ from tests.world import eventually
 
 SAMPLE_EVERY = 5.0  #: seconds
 DRAIN = 90.0  #: seconds in which everything must have come to its effect after the last event
+KEPT_RATE = 0.95  #: of the events that were asked for must have happened
+WRONG = (
+    *("lost", "doubled", "unexpected", "refused"),
+    *("not_booked", "booked_twice", "given_up", "too_few"),
+)
 LOST_AT_MOST = 20  #: names of what is wrong that are shown
 
 
@@ -77,6 +82,8 @@ async def soak(
             if not task.cancelled() and (error := task.exception()):
                 raise error
         wrong = await drained(world)
+    if world.shop.events < KEPT_RATE * rate * minutes * 60:
+        wrong["too_few"] = [f"{world.shop.events} events in {minutes} minutes"]
     findings = judging.judge(samples)
     missing = sorted(EVERY - world.trouble.met.keys()) if faults else []
     return {
@@ -152,6 +159,7 @@ async def drained(world: World) -> dict[str, list[str]]:
         "not_booked": first(world.shop.refunds - booked.keys()),
         "booked_twice": first(name for name, times in booked.items() if times > 1),
         "given_up": first(str(row) for row in given_up),
+        "too_few": [],
     }
 
 
@@ -174,8 +182,7 @@ def shown(found: dict[str, Any]) -> Sequence[str]:
         f" {one['rule']} |"
         for one in found["findings"]
     ]
-    wrong = ("lost", "doubled", "unexpected", "refused", "not_booked", "booked_twice", "given_up")
-    lines += ["", *(f"{name}: {found[name] or 'none'}" for name in wrong)]
+    lines += ["", *(f"{name}: {found[name] or 'none'}" for name in WRONG)]
     if found["did_not_occur"]:
         lines.append(f"did not occur: {found['did_not_occur']}: this run shows less than it should")
     lines.append("passed" if found["passed"] else "FAILED")

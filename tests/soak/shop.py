@@ -8,13 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
-
-import httpx
 
 from reconciler.proving import demo_world
 from reconciler.proving.misbehaving_http import Answer, Request
 from reconciler.proving.pretend_shop import stamp
+from tests.soak.posting import Poster
 from tests.soak.trouble import (
     CUT,
     HUNG_UP,
@@ -36,6 +34,7 @@ SECRET = demo_world.SECRETS["PRETEND_SECRET"]
 TOKEN = demo_world.SECRETS["PRETEND_TOKEN"]
 REFUND, UNKNOWN, JUNK = 0.30, 0.05, 0.02  #: shares of what happens; the rest are orders
 REPEATED_WITHIN = 30.0  #: seconds
+UNDER_WAY = 1500  #: things that are being told of at a time
 PATIENCE = 60.0  #: seconds until a delivery that nobody took counts as refused
 
 
@@ -97,18 +96,23 @@ class Shop:
 
     async def live(self, *, target: str, rate: float, seconds: float) -> None:
         """Let *rate* things a second happen for so long; returns when all is told of."""
-        limits = httpx.Limits(max_connections=100, max_keepalive_connections=20)
         began = time.monotonic()
-        async with (
-            httpx.AsyncClient(trust_env=False, timeout=15, limits=limits) as client,
-            asyncio.TaskGroup() as telling,
-        ):
-            teller = Teller(shop=self, client=client, target=target)
+        poster = Poster(target=target)
+        teller = Teller(shop=self, poster=poster)
+        under_way: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as telling:
+            skipped = 0
             while (now := time.monotonic() - began) < seconds:
-                while self.events < now * rate:
+                while self.events + skipped < now * rate:
+                    if len(under_way) >= UNDER_WAY:
+                        skipped += 1  # nobody would have told of more: the rate is not kept
+                        continue
                     self.events += 1
-                    telling.create_task(self.happen(teller, number=self.events))
+                    task = telling.create_task(self.happen(teller, number=self.events))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
                 await asyncio.sleep(0.01)
+        poster.close()
 
     async def happen(self, teller: "Teller", *, number: int) -> None:
         """One thing: most often an order changes."""
@@ -166,8 +170,7 @@ class Teller:
     """Delivers webhooks until they are acknowledged, as badly as it is told to."""
 
     shop: Shop
-    client: httpx.AsyncClient
-    target: str
+    poster: Poster
 
     async def tell_event(
         self, event_id: str, type_: str, data: dict[str, Any], *, trouble: str | None = None
@@ -175,7 +178,7 @@ class Teller:
         event = {"id": event_id, "type": type_, "created_at": stamp(), "data": data}
         body = json.dumps(event).encode()
         if trouble in {CUT, LEFT}:
-            await self.break_off(body, whole=trouble == LEFT)
+            await self.poster.break_off(body, headers_of(body), whole=trouble == LEFT)
         await self.tell(event_id, body)
         if trouble == REPEATED:
             await asyncio.sleep(self.shop.fate.random() * REPEATED_WITHIN)
@@ -187,33 +190,13 @@ class Teller:
         while time.monotonic() - began < PATIENCE:
             asked = time.monotonic()
             shop.deliveries += 1
-            try:
-                answer = await self.client.post(
-                    self.target, content=body, headers=signed(body, secret=SECRET)
-                )
-                status = answer.status_code
-            except httpx.HTTPError:
-                status = 0
+            status = await self.poster.post(body, headers_of(body))
             if status == 200:
                 shop.latencies.append(time.monotonic() - asked)
                 return
             await asyncio.sleep(0.2 + shop.fate.random())
         shop.refused.append(f"{event_id}: {status}")
 
-    async def break_off(self, body: bytes, *, whole: bool) -> None:
-        """Send *whole* or half of a delivery, and hang up instead of hearing the answer."""
-        place = urlsplit(self.target)
-        head = {
-            "Host": place.netloc,
-            "Content-Length": str(len(body)),
-            **signed(body, secret=SECRET),
-        }
-        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-        request = f"POST {place.path} HTTP/1.1\r\n{lines}\r\n".encode() + body
-        try:
-            _, writer = await asyncio.open_connection(place.hostname, place.port)
-            writer.write(request if whole else request[: -len(body) // 2])
-            await writer.drain()
-            writer.transport.abort()
-        except OSError:
-            pass
+
+def headers_of(body: bytes) -> dict[str, str]:
+    return signed(body, secret=SECRET)
