@@ -151,6 +151,7 @@ STAND_INS = {
     "KEY": "ord_42",
     "EVENT_ID": "evt_1",
     "DIR": "history",
+    "SHELL": "bash",
 }
 
 

@@ -7,7 +7,6 @@ The manual page reconciler(1), made of what `--help` says.
 import inspect
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 
 import click
 
@@ -51,7 +50,8 @@ def page() -> str:
     top = click.Context(main, info_name="reconciler")
     return "\n".join(
         [
-            f'.TH RECONCILER 1 "" "reconciler {plain(released())}" "User Commands"',
+            '.TH RECONCILER 1 "" "Reconciler" "User Commands"',
+            ".ad l",  # options and paths are too long to be spread over a line
             ".SH NAME",
             "reconciler \\- the webhook receiver that is right anyway",
             ".SH SYNOPSIS",
@@ -75,14 +75,6 @@ def page() -> str:
             "",
         ]
     )
-
-
-def released() -> str:
-    """Our version; nothing where we are just being built."""
-    try:
-        return version("webhook-reconciler")
-    except PackageNotFoundError:
-        return ""
 
 
 def commands(group: click.Group, above: click.Context) -> Iterator[str]:
