@@ -1,6 +1,7 @@
 """Getting what attempts came to into the database, in groups, for as long as that takes."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -21,6 +22,7 @@ BATCH_MAX = 200
 WAITING_MAX = 1000  # marks; beyond it no more is leased
 FIRST_PAUSE = 0.05  # seconds
 LONGEST_PAUSE = 2.0  # seconds
+STUCK_AFTER = 60.0  # seconds
 
 
 class Marking:
@@ -48,6 +50,13 @@ class Marking:
         self._changed = asyncio.Event()
         self._failures = 0
         self._closed = False
+        self._writing_since: float | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether one group has been under way for longer than anything of ours may take."""
+        since = self._writing_since
+        return since is not None and time.monotonic() - since > STUCK_AFTER
 
     @property
     def behind(self) -> bool:
@@ -82,6 +91,7 @@ class Marking:
 
     async def _write_some(self) -> None:
         batch = self._take()
+        self._writing_since = time.monotonic()
         try:
             await self._write_or_single_out(batch)
         except DATABASE_TROUBLE as error:
@@ -95,6 +105,8 @@ class Marking:
                 log.info("relay.marks_resumed", failures=self._failures)
             self._failures = 0
             self._written(batch)
+        finally:
+            self._writing_since = None
 
     async def _write_or_single_out(self, batch: Sequence[Mark | Leased]) -> None:
         try:

@@ -132,7 +132,8 @@ class Relay:
         """Lease as many entries as there are free slots and start their calls, again and again."""
         outages = 0
         while not stop.is_set():
-            progress()
+            if not self.marking.stuck:
+                progress()
             await self._edges.turn()
             self.wake.clear()
             if not self.marking.behind:

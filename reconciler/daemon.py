@@ -6,13 +6,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import structlog
 
 from reconciler import embedded, faults, listening, migrate
 from reconciler.daemon_parts import Parts
 from reconciler.database import connect
-from reconciler.lifecycle import first_error, on_signal, until_told
+from reconciler.lifecycle import on_signal, run_parts
 from reconciler.listening import Listeners
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import uses_private
@@ -21,6 +22,7 @@ from reconciler.systemd import Condition, notify, report
 
 log = structlog.get_logger()
 
+CLOSED_WITHIN = 3.0  #: seconds for connections to say goodbye
 SLACK = timedelta(seconds=5)  #: beyond `server.drain`, for what was cancelled to clean up
 
 
@@ -70,25 +72,31 @@ async def serve(
         parts = Parts(assembly=assembly, engine=engine, roles=roles, private=private)
         await parts.database.first_look()
         faults.point("database-prepared")
-        async with (
-            reporting(lambda: parts.condition(draining=stop.is_set())),
-            asyncio.timeout(None) as deadline,
-            asyncio.TaskGroup() as running,
-        ):
-            for name, part in parts.of(webhooks=webhooks, admin=admin).items():
-                running.create_task(until_told(name, part, stop), name=name)
-            await stop.wait()
-            log.info("daemon.draining", seconds=settings.server.drain.total_seconds())
-            notify("STOPPING=1", f"STATUS={parts.condition(draining=True).told}")
-            faults.point("draining")
-            deadline.reschedule(loop.time() + (settings.server.drain + SLACK).total_seconds())
+        running = parts.of(webhooks=webhooks, admin=admin)
+        async with reporting(lambda: parts.condition(draining=stop.is_set())):
+            await run_parts(running, stop, drain=partial(draining, parts))
     except TimeoutError:
+        if not stop.is_set():
+            raise
         log.warning("daemon.drain_ended", reason="what was left comes back by its lease")
-    except BaseExceptionGroup as group:
-        raise first_error(group) from group
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        log.warning("daemon.drain_broken_off", reason="a second signal")
     finally:
-        await assembly.aclose()
-        await engine.dispose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSED_WITHIN):
+                await assembly.aclose()
+                await engine.dispose()
+
+
+def draining(parts: Parts) -> float:
+    """We stop: say so; the seconds that it may take, with some for what will be cancelled."""
+    drain = parts.assembly.loaded.settings.server.drain
+    log.info("daemon.draining", seconds=drain.total_seconds())
+    notify("STOPPING=1", f"STATUS={parts.condition(draining=True).told}")
+    faults.point("draining")
+    return (drain + SLACK).total_seconds()
 
 
 @contextlib.asynccontextmanager

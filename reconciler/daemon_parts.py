@@ -44,6 +44,7 @@ GAUGES_WITHIN = timedelta(seconds=60)
 RETENTION_BOUND = timedelta(seconds=60)  #: it rests between its batches
 COMMIT_BOUND = timedelta(seconds=45)  #: beyond the group commit's own deadline
 ADMIN_DRAIN = timedelta(seconds=2)
+ADMIN_CONNECTIONS = 100  #: of operators and their monitoring
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +83,10 @@ class Parts:
             "gauges": self.refresh_gauges,
         }
         if self.private is not None:
-            parts["private-postgresql"] = self.private.supervise
+            parts["private-postgresql"] = partial(
+                self.private.supervise,
+                beat=self.progress.loop("private-postgresql", bound=LOOP_BOUND),
+            )
         if webhooks is not None:
             parts["receiver"] = partial(self.receive, webhooks)
         if "relay" in self.roles:
@@ -99,7 +103,7 @@ class Parts:
         await http_server.run(
             app,
             listeners,
-            limits=http_server.Limits(drain=ADMIN_DRAIN),
+            limits=http_server.limits(drain=ADMIN_DRAIN, most=ADMIN_CONNECTIONS),
             stop=stop,
             ready=lambda url: self.listens("admin", url),
         )
@@ -123,7 +127,9 @@ class Parts:
         await receiver_server.run(
             app,
             listeners,
-            drain=settings.server.drain,
+            limits=http_server.limits(
+                drain=settings.server.drain, most=settings.server.connections
+            ),
             stop=stop,
             ready=lambda url: self.listens("webhooks", url),
         )

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -161,11 +161,12 @@ class Embedded:
         self._lock = lock
         self._joined = joined
 
-    async def supervise(self, stop: asyncio.Event) -> None:
+    async def supervise(self, stop: asyncio.Event, beat: Callable[[], None] = lambda: None) -> None:
         """Start the server again whenever it ends by itself, until *stop* is set."""
         server = self._server
         pause = WATCH_EVERY
         while not await is_set_within(stop, pause):
+            beat()
             if server is None or not server.has_ended():
                 pause = WATCH_EVERY
                 continue

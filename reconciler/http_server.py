@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Limits:
 
     drain: timedelta
     """How long requests under way may take once we stop."""
-    connections: int = 1000
+    connections: int
     """How many connections may be open; further ones are answered 503 and closed."""
     pipelined: int = 16
     """How many requests may wait on one connection for the answer before theirs."""
@@ -46,6 +47,18 @@ class Limits:
     """How long a connection may be idle between two requests."""
     last_words: timedelta = timedelta(seconds=1)
     """How long a quiet connection may still send a request once we stop."""
+
+
+def limits(*, drain: timedelta, most: int) -> Limits:
+    """
+    The limits of a listener with at most *most* connections.
+
+    All listeners together leave half of the files that we may open to everything else.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY:
+        most = min(most, max(1, files // 2))
+    return Limits(drain=drain, connections=most)
 
 
 async def run(
@@ -167,6 +180,16 @@ class _BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.head_arrived()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """
+        Whether the way back stays open: a client that has sent its whole request and closed its
+        side of the connection gets its answer.
+        """
+        if not self.in_head or self.cycle is None or self.cycle.response_complete:
+            return False
+        self.cycle.keep_alive = False
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

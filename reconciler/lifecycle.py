@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,8 +11,19 @@ Part = Callable[[asyncio.Event], Awaitable[None]]
 
 
 async def until_told(name: str, part: Part, stop: asyncio.Event) -> None:
-    """Run one part; returning before it was told to counts as a failure."""
-    await part(stop)
+    """
+    Run one part; returning before it was told to counts as a failure.
+
+    So does a cancellation that nobody asked for: a group of tasks would pass over it in silence.
+    """
+    this = asyncio.current_task()
+    assert this is not None
+    try:
+        await part(stop)
+    except asyncio.CancelledError as error:
+        if this.cancelling() > 0:
+            raise
+        raise RuntimeError(f"{name} was cancelled by itself") from error
     if not stop.is_set():
         raise RuntimeError(f"{name} ended by itself")
 
@@ -24,6 +35,25 @@ async def pause(stop: asyncio.Event, duration: timedelta) -> None:
             await stop.wait()
     except TimeoutError:
         return
+
+
+async def run_parts(
+    parts: Mapping[str, Part], stop: asyncio.Event, *, drain: Callable[[], float]
+) -> None:
+    """
+    Run *parts* together until *stop*, and then until each of them has ended.
+
+    *drain* is called at the stop and says how many seconds that may take. Raises TimeoutError
+    when they are over; and what a part raised as soon as it does, which ends all others.
+    """
+    try:
+        async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as running:
+            for name, part in parts.items():
+                running.create_task(until_told(name, part, stop), name=name)
+            await stop.wait()
+            deadline.reschedule(asyncio.get_running_loop().time() + drain())
+    except BaseExceptionGroup as group:
+        raise first_error(group) from group
 
 
 def on_signal(stop: asyncio.Event, main: "asyncio.Task[object]") -> None:

@@ -63,7 +63,7 @@ async def serving(**limits: object) -> AsyncIterator[Server]:
     ready: list[str] = []
 
     async def run() -> None:
-        settings = Limits(**{"drain": timedelta(seconds=5), **limits})
+        settings = Limits(**{"drain": timedelta(seconds=5), "connections": 1000, **limits})
         await http_server.run(
             server, listeners, limits=settings, stop=server.stop, ready=ready.append
         )

@@ -295,7 +295,7 @@ async def answers_ok(scope: Scope, receive: Receive, send: Send) -> None:
 async def served(listeners: Listeners, **limits: timedelta) -> AsyncIterator[asyncio.Event]:
     """An HTTP server; it has stopped within moments when this ends."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    settings = Limits(**{"drain": timedelta(seconds=5), **limits})
+    settings = Limits(**{"drain": timedelta(seconds=5), "connections": 1000, **limits})
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         running = http_server.run(
             answers_ok, listeners, limits=settings, stop=stop, ready=lambda _: ready.set()

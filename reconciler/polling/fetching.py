@@ -25,6 +25,7 @@ from reconciler.polling.waiting import StoppedError, Waits, first_of
 from reconciler.settings.models import PollingSettings
 
 AT_ONCE = 4  #: reads of one sender under way
+STUCK_AFTER = timedelta(seconds=60)  #: beyond the leases of what one turn reads
 
 Told = Callable[[Sequence[Result]], None]
 
@@ -52,6 +53,9 @@ async def run(  # noqa: PLR0913 - a part of the daemon, and what it is given
     readable = sorted({sender for (sender, _), source in sources.items() if source.getting})
     woken = {sender: asyncio.Event() for sender in readable}
     waits = Waits(stop=stop)
+    clock = asyncio.get_running_loop().time
+    moved = dict.fromkeys(readable, clock())
+    bound = 2 * settings.lease.total_seconds() + STUCK_AFTER.total_seconds()
     async with asyncio.TaskGroup() as loops:
         loops.create_task(waits.end_on_stop())
         for sender in readable:
@@ -65,9 +69,10 @@ async def run(  # noqa: PLR0913 - a part of the daemon, and what it is given
                 waits=waits,
                 found=found,
             )
-            loops.create_task(_read_until(reader, woken[sender]))
+            loops.create_task(_read_until(reader, woken[sender], moved))
         while not stop.is_set():
-            progress()
+            if all(clock() - at < bound for at in moved.values()):
+                progress()
             await first_of(*((stop, hint) if hint else (stop,)), within=settings.poll)
             if hint is not None:
                 hint.clear()
@@ -157,13 +162,14 @@ class Reader:
         await transact(self.engine, partial(fetches.forget, resource=resource))
 
 
-async def _read_until(reader: Reader, woken: asyncio.Event) -> None:
-    stop = reader.waits.stop
+async def _read_until(reader: Reader, woken: asyncio.Event, moved: dict[str, float]) -> None:
+    stop, clock = reader.waits.stop, asyncio.get_running_loop().time
     while not stop.is_set():
         woken.clear()
+        moved[reader.sender] = clock()
         try:
             while not stop.is_set() and await reader.read_due():
-                pass
+                moved[reader.sender] = clock()
         except* DatabaseAwayError as away:
             log.warning("fetch.database_away", error=str(away.exceptions[0]))
         await first_of(woken, stop)

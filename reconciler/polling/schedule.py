@@ -24,6 +24,7 @@ from reconciler.polling.sources import Apis, Sources
 from reconciler.polling.waiting import first_of
 from reconciler.settings.models import PollingSettings
 
+TICKS_WITHIN = timedelta(seconds=20)  #: later than due, however busy we are
 AFTER_A_CRASH = timedelta(seconds=30)  #: of a scan that could not even write down its failure
 AT_ONCE = {Mode.FULL: 2, Mode.INCREMENTAL: 4}  #: scans of one sender under way here
 
@@ -65,7 +66,9 @@ async def run(  # noqa: PLR0913 - a part of the daemon, and what it is given
             while not stop.is_set():
                 progress()
                 await turns.start_due(running)
-                await first_of(tick, stop)
+                await first_of(tick, stop, within=TICKS_WITHIN + settings.poll)
+                if not tick.is_set() and not stop.is_set():
+                    raise RuntimeError("the scheduler has stopped ticking")
                 tick.clear()
     finally:
         scheduler.shutdown(wait=False)

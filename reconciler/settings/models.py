@@ -126,6 +126,8 @@ class ServerSettings(Section):
     """Needed as soon as the admin listener is not on loopback; nothing there asks for it yet."""
     state_directory: Path | None = None
     """Where the private PostgreSQL and its lock live."""
+    connections: Int = Field(default=2100, ge=1, le=100_000)
+    """How many connections senders may hold open; further ones are answered 503 and closed."""
     drain: Duration = timedelta(seconds=25)
     """How long a stop may take before what is left is dropped (and comes back by its lease)."""
 

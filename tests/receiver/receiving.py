@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler import listening
+from reconciler.http_server import Limits
 from reconciler.ledger.commit import commit
 from reconciler.ledger.projection import compile_kind
 from reconciler.ledger.rules import compile_rules
@@ -108,10 +109,10 @@ async def receiving(
     listeners = listening.listen_on("127.0.0.1:0")
     url, port = listeners.url, listeners.sockets[0].getsockname()[1]
     stop, ready = asyncio.Event(), asyncio.Event()
-    drain = timedelta(seconds=5)
+    limits = Limits(drain=timedelta(seconds=5), connections=1000)
     async with asyncio.timeout(60), asyncio.TaskGroup() as running:
         running.create_task(
-            server.run(app, listeners, drain=drain, stop=stop, ready=lambda _: ready.set())
+            server.run(app, listeners, limits=limits, stop=stop, ready=lambda _: ready.set())
         )
         await ready.wait()
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as http:
