@@ -99,6 +99,7 @@ class DatabaseWatch:
                 log.warning("daemon.database_away", reason=away)
             elif away is None and self.away is not None:
                 log.info("daemon.database_back")
+                slots_of(self.engine).connect_again()
             self.away = away
             beat()
             await pause(stop, LOOK_AGAIN if away is not None else LOOK_EVERY)

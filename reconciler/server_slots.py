@@ -23,6 +23,9 @@ log = structlog.get_logger()
 DOUBTFUL_AFTER: Final = timedelta(seconds=3)
 """A server that has not let go of what we closed for so long may not hold it any more."""
 
+CONNECTS_WITHIN: Final = timedelta(milliseconds=250)
+"""How long connecting takes, more or less, where somebody answers."""
+
 
 def slots_of(engine: AsyncEngine) -> "ServerSlots":
     """The slots that the connections of *engine* take."""
@@ -49,7 +52,7 @@ class ServerSlots:
         self._free = asyncio.Semaphore(size)
         self._live: weakref.WeakSet[ServerConnection] = weakref.WeakSet()
         self._leaving: dict[_Slot, None] = {}  # the longest gone first
-        self._connecting: set[asyncio.Task[ServerConnection]] = set()
+        self._connecting: dict[asyncio.Task[ServerConnection], float] = {}  # since when
         self._spare: list[ServerConnection] = []
         self._condemned_at = float("-inf")
 
@@ -67,12 +70,15 @@ class ServerSlots:
                 return spare
             spare.let_go()
         await self._take()
-        opening = asyncio.get_running_loop().create_task(self._open())
-        self._connecting.add(opening)
-        opening.add_done_callback(self._connecting.discard)
+        loop = asyncio.get_running_loop()
+        opening = loop.create_task(self._open())
+        self._connecting[opening] = loop.time()
+        opening.add_done_callback(self._connecting.pop)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
+            if opening.cancelled():
+                raise psycopg.OperationalError("the server has come back since") from None
             if self._free.locked():  # others need its slot more than they need it
                 opening.cancel()
             opening.add_done_callback(self._keep)
@@ -102,6 +108,13 @@ class ServerSlots:
         self._condemned_at = asyncio.get_running_loop().time()
         for connection in tuple(self._live):
             connection.give_up_waiting(before=before)
+
+    def connect_again(self) -> None:
+        """The server has come back: whoever began to connect before that waits in vain."""
+        now = asyncio.get_running_loop().time()
+        for opening, since in tuple(self._connecting.items()):
+            if now - since > CONNECTS_WITHIN.total_seconds():
+                opening.cancel()
 
     async def forget_gone(self, connection: AsyncConnection) -> None:
         """Ask the server, over *connection*, which of those that we closed it still holds."""
