@@ -1,6 +1,7 @@
 """Taking connections in: as many at a time as is fair, and at a stop none that we would drop."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,12 @@ RESPITE = timedelta(seconds=1)  #: after what accepting again at once would not 
 
 #: What a connection can have met before it was accepted: accept(2), "Error handling".
 ITS_OWN_FAULT = (BlockingIOError, InterruptedError, ConnectionError)
+
+
+def within_files(connections: int) -> int:
+    """As many of *connections* as leave half of the files that we may open to everything else."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections if files == resource.RLIM_INFINITY else min(connections, max(1, files // 2))
 
 
 class Acceptor:

@@ -14,6 +14,7 @@ from outbox import relay
 from outbox.backoff import Backoff
 from outbox.calling import Attempted
 from reconciler import embedded, faults, http_server
+from reconciler.accepting import within_files
 from reconciler.daemon_database import LOOP_BOUND, DatabaseWatch
 from reconciler.daemon_generation import GenerationWatch, watch_over
 from reconciler.errors import DatabaseAwayError
@@ -83,10 +84,7 @@ class Parts:
             "gauges": self.refresh_gauges,
         }
         if self.private is not None:
-            parts["private-postgresql"] = partial(
-                self.private.supervise,
-                beat=self.progress.loop("private-postgresql", bound=LOOP_BOUND),
-            )
+            parts["private-postgresql"] = partial(self.supervise, self.private)
         if webhooks is not None:
             parts["receiver"] = partial(self.receive, webhooks)
         if "relay" in self.roles:
@@ -94,6 +92,11 @@ class Parts:
         if "reconciler" in self.roles:
             parts |= {"scans": self.scan, "reads": self.read, "retention": self.forget}
         return parts
+
+    async def supervise(self, private: embedded.Embedded, stop: asyncio.Event) -> None:
+        await private.supervise(
+            stop, beat=self.progress.loop("private-postgresql", bound=LOOP_BOUND)
+        )
 
     async def serve_admin(self, listeners: Listeners, stop: asyncio.Event) -> None:
         async def ready() -> str | None:
@@ -103,7 +106,7 @@ class Parts:
         await http_server.run(
             app,
             listeners,
-            limits=http_server.limits(drain=ADMIN_DRAIN, most=ADMIN_CONNECTIONS),
+            limits=http_server.Limits(drain=ADMIN_DRAIN, connections=ADMIN_CONNECTIONS),
             stop=stop,
             ready=lambda url: self.listens("admin", url),
         )
@@ -127,8 +130,9 @@ class Parts:
         await receiver_server.run(
             app,
             listeners,
-            limits=http_server.limits(
-                drain=settings.server.drain, most=settings.server.connections
+            limits=http_server.Limits(
+                drain=settings.server.drain,
+                connections=within_files(settings.server.connections),
             ),
             stop=stop,
             ready=lambda url: self.listens("webhooks", url),

