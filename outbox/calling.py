@@ -45,7 +45,7 @@ def mark_of(leased: Leased, ruling: Ruling, backoff: Backoff, *, jitter: float) 
         started_at=leased.leased_at,
         state=_state_after(ruling.verdict),
         wait=delay(
-            leased.attempt,
+            leased.tries,
             backoff,
             jitter=jitter,
             asked=ruling.retry_after,

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -45,7 +46,7 @@ async def enqueue(
 
     # Rising ids: the rows go in by id, and so in the order of *entries*.
     ids = sorted(new_id() for _ in entries)
-    judged = await _judge_keys(connection, list(zip(ids, entries, strict=True)))
+    judged = await judge_keys(connection, list(zip(ids, entries, strict=True)))
     rows = [
         _row(id_, entry, state=state, reason=reason)
         for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True)
@@ -66,16 +67,17 @@ async def enqueue(
     return answers
 
 
-async def _judge_keys(
+async def judge_keys(
     connection: AsyncConnection, numbered: Sequence[tuple[UUID, NewEntry]]
 ) -> list[tuple[State, str | None]]:
     """State and reason of each entry, after taking the keys that are still free."""
-    asking: dict[tuple[str, str], tuple[UUID, NewEntry]] = {}
+    asking: dict[tuple[str, str], Asking] = {}
     for id_, entry in numbered:
         if entry.skip is None and entry.fault is None and entry.idempotency_key is not None:
-            asking.setdefault((entry.destination, entry.idempotency_key), (id_, entry))
+            at = (entry.destination, entry.idempotency_key)
+            asking.setdefault(at, _asking(id_, entry, entry.idempotency_key))
 
-    holders = await _take_keys(connection, asking.values()) if asking else {}
+    holders = await take_keys(connection, asking.values()) if asking else {}
 
     judged: list[tuple[State, str | None]] = []
     for id_, entry in numbered:
@@ -96,25 +98,47 @@ async def _judge_keys(
     return judged
 
 
-async def _take_keys(
-    connection: AsyncConnection, asking: Iterable[tuple[UUID, NewEntry]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """One entry that asks for its idempotency key."""
+
+    entry_id: UUID
+    destination: str
+    idempotency_key: str
+    effect: str
+    sender: str
+    kind: str | None
+    key: str | None
+    lasting: bool  #: the key names neither version nor event
+
+
+async def take_keys(
+    connection: AsyncConnection, asking: Iterable[Asking]
 ) -> dict[tuple[str, str], Any]:
-    """Who holds each key now: one of *asking*, or an entry of before."""
+    """
+    Who holds each key now, one of *asking* or an entry of before: `entry_id` and `effect`.
+
+    No key twice among *asking*. The caller owns the transaction.
+    """
     rows = [
-        {
-            "destination": entry.destination,
-            "idempotency_key": entry.idempotency_key,
-            "effect": entry.effect,
-            "entry_id": str(id_),
-            "sender": entry.sender,
-            "kind": entry.kind,
-            "key": entry.key,
-            "lasting": entry.lasting,
-        }
-        for id_, entry in asking
+        {**{name: getattr(one, name) for name in _ASKING}, "entry_id": str(one.entry_id)}
+        for one in asking
     ]
     held = await _TAKE_KEYS.rows(connection, rows=rows)
     return {(row.destination, row.idempotency_key): row for row in held}
+
+
+def _asking(id_: UUID, entry: NewEntry, idempotency_key: str) -> Asking:
+    return Asking(
+        entry_id=id_,
+        destination=entry.destination,
+        idempotency_key=idempotency_key,
+        effect=entry.effect,
+        sender=entry.sender,
+        kind=entry.kind,
+        key=entry.key,
+        lasting=entry.lasting,
+    )
 
 
 def _unrendered(fault: str) -> str:
@@ -196,21 +220,23 @@ def _insert_entries() -> ReturningInsert[Any]:
     return insert(outbox).from_select(list(values), chosen).returning(outbox.c.id, outbox.c.state)
 
 
+_ASKING: Mapping[str, TypeEngine[Any]] = {
+    "destination": C,
+    "idempotency_key": C,
+    "effect": C,
+    "entry_id": Uuid(),
+    "sender": C,
+    "kind": C,
+    "key": C,
+    "lasting": Boolean(),
+}
+
+
 def _take_keys_statement() -> ReturningInsert[Any]:
-    types: dict[str, TypeEngine[Any]] = {
-        "destination": C,
-        "idempotency_key": C,
-        "effect": C,
-        "entry_id": Uuid(),
-        "sender": C,
-        "kind": C,
-        "key": C,
-        "lasting": Boolean(),
-    }
-    given = record_set("asking", types).c
+    given = record_set("asking", _ASKING).c
     # In key order, so that two transactions wait for each other in one direction only.
     ordered = select(*given).order_by(given.destination, given.idempotency_key)
-    proposed = insert(effect_keys).from_select(list(types), ordered)
+    proposed = insert(effect_keys).from_select(list(_ASKING), ordered)
     # Writing the holder's effect over itself makes a key that is held come back too, after
     # waiting for whoever is just taking it: one statement, and no gap between asking and reading.
     return proposed.on_conflict_do_update(

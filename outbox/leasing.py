@@ -82,6 +82,7 @@ class Leased:
     headers: Mapping[str, str]
     body: bytes
     attempt: int  #: the number of this call, and the token that fences its failure
+    tries: int  #: calls since it was enqueued or last redriven, this one included
     refusals: int
     maybe_sent: bool  #: an earlier attempt may have taken effect
     leased_at: datetime
@@ -147,6 +148,7 @@ def _leased(row: Row[Any]) -> Leased:
         headers=row.headers or {},
         body=row.body or b"",
         attempt=row.attempts,
+        tries=row.attempts - row.attempts_before,
         refusals=row.refusals,
         maybe_sent=row.was_maybe_sent,
         leased_at=row.leased_at,
@@ -238,6 +240,7 @@ def _due(wanted: FromClause) -> LateralFromClause:
             outbox.c.id,
             outbox.c.idempotent,
             outbox.c.attempts,
+            outbox.c.attempts_before,
             outbox.c.call_open,
             outbox.c.due_at,
             outbox.c.first_attempt_at,
@@ -263,7 +266,7 @@ def _fate(due: Columns, limits: Columns) -> tuple[ColumnElement[str], ColumnElem
     maybe_sent = due.first_attempt_at.is_not(None)
     unanswered = and_(due.call_open, ~due.idempotent)
     life_over = due.first_attempt_at + limits.key_life * SECOND <= func.now()
-    used_up = due.attempts >= limits.max_attempts
+    used_up = due.attempts - due.attempts_before >= limits.max_attempts
     state = case(
         (or_(unanswered, life_over, and_(used_up, maybe_sent)), UNCERTAIN),
         (used_up, DEAD),

@@ -230,7 +230,7 @@ class Relay:
         before = Before(
             idempotent=leased.idempotent,
             maybe_sent=leased.maybe_sent,
-            last_attempt=leased.attempt >= destination.max_attempts,
+            last_attempt=leased.tries >= destination.max_attempts,
             refusals=leased.refusals,
         )
         now = leased.leased_at + timedelta(seconds=ended - asked_at)  # the database's clock

@@ -30,6 +30,7 @@ from outbox.entry import State, Verdict
 from outbox.store import (
     DEAD,
     DELIVERED,
+    DISCARDED,
     LETS_GO,
     PENDING,
     SECOND,
@@ -64,8 +65,8 @@ async def settle(connection: AsyncConnection, marks: Sequence[Mark]) -> set[UUID
     """
     Write down what attempts came to; at most one mark an entry. The ids that took it.
 
-    Only failures are fenced: one of an attempt that is not the latest changes nothing, but a
-    success of any attempt settles the entry, even when it had been given up meanwhile.
+    Only failures are fenced: one of an attempt that is not the latest, or whose entry was given
+    up or redriven meanwhile, changes nothing. A success of any attempt settles the entry.
     """
     rows = [
         {
@@ -115,8 +116,10 @@ def _settle_statement() -> Update:
         },
     ).c
     ended = mark.state != PENDING
-    success = and_(mark.state == DELIVERED, outbox.c.state.in_([PENDING, DEAD, UNCERTAIN]))
-    latest = and_(outbox.c.state == PENDING, outbox.c.attempts == mark.attempt)
+    unsettled = outbox.c.state.in_([PENDING, DEAD, UNCERTAIN, DISCARDED])
+    success = and_(mark.state == DELIVERED, unsettled)
+    # a redriven entry has its old number until it is leased again, but no call that is open
+    latest = and_(outbox.c.state == PENDING, outbox.c.attempts == mark.attempt, outbox.c.call_open)
     return (
         update(outbox)
         .where(outbox.c.id == mark.id, or_(success, latest))

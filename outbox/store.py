@@ -1,6 +1,6 @@
 """The outbox's tables, and what people read from them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -47,6 +47,7 @@ PENDING: ColumnElement[str] = literal_column("'pending'", Text)
 DEAD: ColumnElement[str] = literal_column("'dead'", Text)
 UNCERTAIN: ColumnElement[str] = literal_column("'uncertain'", Text)
 DELIVERED: ColumnElement[str] = literal_column("'delivered'", Text)
+DISCARDED: ColumnElement[str] = literal_column("'discarded'", Text)
 SECOND: ColumnElement[timedelta] = literal_column("interval '1 second'", Interval)
 
 # Returned with the rows that a statement locks, so that it costs none of its own: a process that
@@ -202,6 +203,33 @@ async def show_entry(
         .order_by(outbox_attempts.c.attempt)
     )
     return entry, list(attempts.mappings())
+
+
+async def list_attempts(
+    connection: AsyncConnection, ids: Collection[UUID], *, limit: int
+) -> list[RowMapping]:
+    """The attempts of entries, the latest first, at most *limit*."""
+    given = record_set("given", {"id": Uuid()}).c
+    attempts = (
+        select(outbox_attempts)
+        .where(outbox_attempts.c.entry_id == given.id)
+        .order_by(outbox_attempts.c.started_at.desc(), outbox_attempts.c.attempt.desc())
+        .limit(limit)
+    )
+    rows = [{"id": str(id_)} for id_ in sorted(ids)]
+    return list((await connection.execute(attempts, {"rows": rows})).mappings())
+
+
+async def count_about(
+    connection: AsyncConnection, sender: str, kind: str, key: str
+) -> dict[str, int]:
+    """How many entries there are about one resource, by state."""
+    statement = (
+        select(outbox.c.state, func.count())
+        .where(outbox.c.sender == sender, outbox.c.kind == kind, outbox.c.key == key)
+        .group_by(outbox.c.state)
+    )
+    return {row[0]: row[1] for row in await connection.execute(statement)}
 
 
 async def counts(connection: AsyncConnection) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from reconciler.cli.replaying import discard, replay
 from reconciler.cli.shared import (
     body_of,
     config_option,
@@ -19,7 +20,7 @@ from reconciler.cli.shared import (
 from reconciler.ledger.event import Outcome
 
 COLUMNS = ("processed_at", "outcome", "sender", "event_type", "kind", "key", "version", "event_id")
-KEPT = ("last_seen_at", "failures", "sender", "event_id", "fault")
+KEPT = ("last_seen_at", "failures", "sender", "event_id", "id", "fault")
 #: a duplicate leaves nothing that could be listed
 OUTCOMES = tuple(each.value for each in Outcome if each is not Outcome.DUPLICATE)
 
@@ -27,13 +28,18 @@ OUTCOMES = tuple(each.value for each in Outcome if each is not Outcome.DUPLICATE
 @click.group("events")
 def command() -> None:
     """
-    List and show events.
+    List and show events; replay or discard what is in quarantine.
 
     \b
     Example:
       reconciler events list --sender shop --outcome stale
       reconciler events show shop evt_9
+      reconciler events replay shop evt_9
     """
+
+
+command.add_command(replay)
+command.add_command(discard)
 
 
 @command.command("list")

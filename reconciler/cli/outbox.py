@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from outbox.entry import State
+from reconciler.cli.redriving import discard, redrive
 from reconciler.cli.shared import (
     body_of,
     config_option,
@@ -25,13 +26,18 @@ STATES = tuple(state.value for state in State)
 @click.group("outbox")
 def command() -> None:
     """
-    List and show outbox entries.
+    List and show outbox entries; redrive or discard those that stopped.
 
     \b
     Example:
       reconciler outbox list --state uncertain
       reconciler outbox show 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10
+      reconciler outbox redrive 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10
     """
+
+
+command.add_command(redrive)
+command.add_command(discard)
 
 
 @command.command("list")

@@ -222,6 +222,18 @@ async def list_claims(  # noqa: PLR0913 - filters
     return (await connection.execute(statement)).all()
 
 
+async def count_about(
+    connection: AsyncConnection, sender: str, kind: str, key: str
+) -> dict[str, int]:
+    """How many claims there are about one resource, by outcome."""
+    statement = (
+        select(_claims.outcome, func.count())
+        .where(_claims.sender == sender, _claims.kind == kind, _claims.key == key)
+        .group_by(_claims.outcome)
+    )
+    return {row[0]: row[1] for row in await connection.execute(statement)}
+
+
 async def last_delivery_at(connection: AsyncConnection, sender: str) -> datetime | None:
     """When an event delivered by *sender* was claimed last."""
     statement = select(_claims.processed_at).where(_claims.sender == sender, _is_delivered)

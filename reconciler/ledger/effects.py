@@ -14,6 +14,7 @@ from reconciler.ledger.calls import Call, CallError, freeze
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.gates import Gate
+from reconciler.ledger.kept_causes import kept
 from reconciler.ledger.keys import Source, usual_key
 from reconciler.ledger.versions import to_datetime
 
@@ -65,6 +66,8 @@ def entry_of(  # noqa: PLR0913 - what may be missing of an entry
     rendered: dict[str, Any] = {}
     if call is not None:
         rendered = {name: getattr(call, name) for name in ("method", "path", "headers", "body")}
+    elif fault is not None or skip is not None:
+        rendered = {"body": kept(cause)}  # without a method: what it takes to render it later
     return NewEntry(
         sender=event.sender,
         event_id=event.event_id,

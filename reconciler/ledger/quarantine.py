@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +21,9 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
+    literal,
     literal_column,
+    or_,
     select,
     text,
     update,
@@ -47,6 +49,7 @@ from reconciler.ledger.rowsets import (
 # Written out: only then can the planner see that the partial indexes apply.
 OPEN: ColumnElement[str] = literal_column("'open'", Text)
 
+LOOKED_THROUGH = 1000  #: open copies, for what they may be about
 FAULT_LIMIT = 2000  #: characters kept of what went wrong
 
 quarantine = Table(
@@ -144,6 +147,72 @@ async def close(connection: AsyncConnection, ids: Collection[EventId], *, state:
     """Close the open copies of events that were claimed at last, as *state*."""
     if ids:
         await _CLOSE.count(connection, rows=event_rows(ids), closed_as=state)
+
+
+async def count_failure(connection: AsyncConnection, id_: UUID, fault: str) -> int | None:
+    """Count one more failure of a copy and keep its fault; None where it is not open any more."""
+    statement = (
+        update(quarantine)
+        .where(_kept.id == id_, _kept.state == "open")
+        .values(
+            failures=_kept.failures + 1,
+            fault=storable(fault)[:FAULT_LIMIT] or "unknown",
+            last_seen_at=func.now(),
+        )
+        .returning(_kept.failures)
+    )
+    failures: int | None = await connection.scalar(statement)
+    return failures
+
+
+async def find_open(  # noqa: PLR0913 - filters
+    connection: AsyncConnection,
+    *,
+    sender: str | None = None,
+    fault: str | None = None,
+    since: datetime | None = None,
+    before: datetime | None = None,
+    after: UUID | None = None,
+    limit: int,
+) -> Sequence[UUID]:
+    """
+    The ids of open copies in the order in which they came, beginning behind *after*.
+
+    *fault* is part of what is said of them; *since* and *before* are held against when they
+    failed last.
+    """
+    place = None if after is None else (after,)
+    ids = page((_kept.id,), (_kept.id,), equal={_kept.sender: sender}, after=place, limit=limit)
+    statement = ids.where(_kept.state == OPEN)
+    if fault is not None:
+        statement = statement.where(_kept.fault.icontains(fault, autoescape=True))
+    if since is not None:
+        statement = statement.where(_kept.last_seen_at >= since)
+    if before is not None:
+        statement = statement.where(_kept.last_seen_at < before)
+    return (await connection.scalars(statement)).all()
+
+
+async def naming(
+    connection: AsyncConnection, sender: str, texts: Collection[bytes], *, limit: int
+) -> Sequence[AnyRow]:
+    """
+    Open copies of *sender*, whole, whose bytes contain one of *texts*, the latest first.
+
+    Only the latest thousand are looked through.
+    """
+    latest = (
+        select(quarantine)
+        .where(_kept.sender == sender, _kept.state == "open")
+        .order_by(_kept.id.desc())
+        .limit(LOOKED_THROUGH)
+        .subquery("latest")
+    )
+    contained = [
+        func.position(literal(text_, LargeBinary()).op("in")(latest.c.body)) > 0 for text_ in texts
+    ]
+    statement = select(latest).where(or_(*contained)).order_by(latest.c.id.desc()).limit(limit)
+    return (await connection.execute(statement)).all()
 
 
 async def settle(connection: AsyncConnection, id_: UUID, *, state: str) -> bool:

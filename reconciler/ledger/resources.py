@@ -77,6 +77,14 @@ async def lock(connection: AsyncConnection, ids: Collection[ResourceId]) -> Lock
     return Locked(before=before, now=dict(before), placeholders=placeholders)
 
 
+async def lock_held(
+    connection: AsyncConnection, ids: Collection[ResourceId]
+) -> dict[ResourceId, Held]:
+    """Lock those of *ids* that are there, in key order, and read them under their locks."""
+    rows = await _LOCK.rows(connection, rows=resource_rows(ids))
+    return {(row.sender, row.kind, row.key): held_of(row) for row in rows}
+
+
 async def write_if_newer(
     connection: AsyncConnection, written: Sequence[tuple[ResourceId, Held, bool]]
 ) -> None:

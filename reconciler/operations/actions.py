@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, PrimaryKeyConstraint, Table, Text, Uuid, func, insert, select
+from sqlalchemy import Column, PrimaryKeyConstraint, Table, Text, Uuid, func, insert, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -66,4 +66,13 @@ async def listed(
         statement = statement.where(actions.c.action == action)
     if after is not None:
         statement = statement.where(actions.c.id < after)
+    return (await connection.execute(statement)).all()
+
+
+async def about(
+    connection: AsyncConnection, subjects: Sequence[Mapping[str, str]], *, limit: int
+) -> Sequence[AnyRow]:
+    """What people did to any of *subjects*, each some names of a subject; the latest first."""
+    meant = [actions.c.subject.contains(dict(subject)) for subject in subjects]
+    statement = select(actions).where(or_(*meant)).order_by(actions.c.id.desc()).limit(limit)
     return (await connection.execute(statement)).all()

@@ -12,7 +12,7 @@ from outbox.entry import State, Verdict
 from outbox.marking import Marking
 from outbox.settling import Mark
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
-from tests.outbox.world import an_entry
+from tests.outbox.world import an_entry, run_sql
 
 pytestmark = pytest.mark.anyio
 
@@ -138,6 +138,7 @@ async def test_a_stop_during_an_outage_ends_with_the_marks(world, pretend, outag
 async def test_a_mark_that_the_database_will_never_take_holds_up_no_other(world):
     """It comes back by its lease; those written with it are written."""
     first, second = await world.enqueue(an_entry(1), an_entry(2))
+    await run_sql(world.engine, "update reconciler.outbox set call_open = true")
     marking = Marking(world.engine, point=lambda _: None, written=lambda _: None)
 
     def mark(id_, error):

@@ -1,0 +1,299 @@
+"""What a person does with entries that stopped: give them new attempts, or give them up."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Interval,
+    RowMapping,
+    Uuid,
+    and_,
+    case,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from outbox.enqueue import KEY_USED, Asking, take_keys
+from outbox.entry import State
+from outbox.lanes import comes_before, shares_lane
+from outbox.store import PENDING, outbox, record_set
+
+# For a relay whose statement began before our commit.
+HELD_BACK: ColumnElement[timedelta] = literal_column("interval '2 seconds'", Interval)
+
+
+class Refusal(StrEnum):
+    """Why an entry gets no new attempts."""
+
+    UNKNOWN = "unknown"  #: there is no such entry
+    DELIVERED = "delivered"  #: it has taken effect
+    DISCARDED = "discarded"  #: a person decided that it is not wanted
+    PENDING = "pending"  #: it will be called by itself
+    UNRENDERED = "unrendered"  #: there is nothing yet that could be sent
+    NO_DESTINATION = "no_destination"  #: its destination is not configured any more
+    KEY_USED = "key_used"  #: another entry has made this very call
+    KEY_LIFE_OVER = "key_life_over"  #: the destination may have forgotten its key
+    MAYBE_PERFORMED = "maybe_performed"  #: and the destination would perform it again
+    OUT_OF_ORDER = "out_of_order"  #: a later call about the resource went out already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handled:
+    """One entry that a person meant, as it was, and what came of it."""
+
+    id: UUID
+    entry: RowMapping | None  #: its columns before, without the body
+    refusal: Refusal | None = None
+    until: datetime | None = None  #: with KEY_LIFE_OVER: when its key's life ended
+
+
+async def redrive(
+    connection: AsyncConnection,
+    ids: Collection[UUID],
+    *,
+    key_lives: Mapping[str, timedelta],
+    passing: Collection[str] = (),
+    out_of_order: bool = False,
+) -> list[Handled]:
+    """
+    Give entries new attempts under the keys that they have; the others come back refused.
+
+    The caller owns the transaction. Neither the number of the attempt nor the key's clock begin
+    anew, only the budget of attempts. *key_lives* says of each destination that is configured how
+    long after the first attempt a call may be repeated; *passing* are effects whose keys name a
+    version or an event and need not outlive their claims. *out_of_order* redrives also what a
+    later call about the same resource has overtaken.
+    """
+    handled = await _locked(connection, ids)
+    now = await connection.scalar(select(func.clock_timestamp()))
+    assert now is not None
+    judged = [_judged(one, key_lives, now=now) for one in handled]
+    going = [one for one in judged if one.refusal is None]
+    refused: dict[UUID, Refusal] = {}
+    if not out_of_order:
+        lanes = [one.id for one in going if one.entry and one.entry["ordered"]]
+        refused |= dict.fromkeys(await overtaken(connection, lanes), Refusal.OUT_OF_ORDER)
+    skipped = [one for one in going if one.entry and one.entry["state"] == State.SKIPPED]
+    asking = [one for one in skipped if one.id not in refused]
+    refused |= dict.fromkeys(await _without_key(connection, asking, passing), Refusal.KEY_USED)
+    rows = [{"id": str(one.id)} for one in going if one.id not in refused]
+    if rows:
+        done = await connection.scalars(_REDRIVE, {"rows": rows})
+        assert {UUID(row["id"]) for row in rows} == set(done)  # they are locked, and were judged
+    return [_refused(one, refused[one.id]) if one.id in refused else one for one in judged]
+
+
+async def discard(connection: AsyncConnection, ids: Collection[UUID]) -> list[Handled]:
+    """
+    Give entries up that nobody wants any more, so that those behind them may go.
+
+    The caller owns the transaction. A call that is under way is not stopped: if it succeeds it
+    still marks its entry delivered.
+    """
+    handled = [_undiscardable(one) for one in await _locked(connection, ids)]
+    rows = [{"id": str(one.id)} for one in handled if one.refusal is None]
+    if rows:
+        await connection.execute(_DISCARD, {"rows": rows})
+    return handled
+
+
+async def overtaken(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
+    """
+    Which of *ids* are behind a later call about their resource that may have taken effect.
+
+    What could still go is held back first, for a moment: a relay whose statement began before
+    our commit would not see that it has to wait. Whoever is just leasing it is waited for.
+    """
+    if not ids:
+        return set()
+    rows = [{"id": str(id_)} for id_ in sorted(ids)]
+    await connection.execute(_HOLD_BACK, {"rows": rows})
+    return set(await connection.scalars(_OVERTAKEN, {"rows": rows}))
+
+
+async def find(  # noqa: PLR0913 - filters
+    connection: AsyncConnection,
+    *,
+    state: State,
+    destination: str | None = None,
+    effect: str | None = None,
+    sender: str | None = None,
+    error: str | None = None,
+    since: datetime | None = None,
+    before: datetime | None = None,
+    after: UUID | None = None,
+    limit: int,
+) -> Sequence[UUID]:
+    """
+    The ids of entries in *state*, in their order, beginning behind *after*.
+
+    *error* is part of what is said of the last attempt, or of why it was skipped; *since* and
+    *before* are held against when the entry came to rest.
+    """
+    statement = select(outbox.c.id).where(outbox.c.state == state.value)
+    for column, value in {"destination": destination, "effect": effect, "sender": sender}.items():
+        if value is not None:
+            statement = statement.where(outbox.c[column] == value)
+    if error is not None:
+        statement = statement.where(outbox.c.last_error.icontains(error, autoescape=True))
+    if since is not None:
+        statement = statement.where(outbox.c.completed_at >= since)
+    if before is not None:
+        statement = statement.where(outbox.c.completed_at < before)
+    if after is not None:
+        statement = statement.where(outbox.c.id > after)
+    return (await connection.scalars(statement.order_by(outbox.c.id).limit(limit))).all()
+
+
+async def _locked(connection: AsyncConnection, ids: Collection[UUID]) -> list[Handled]:
+    """Lock the entries of *ids*, in their order; whoever is just leasing one is waited for."""
+    columns = [column for column in outbox.c if column.name != "body"]
+    statement = (
+        select(*columns)
+        .where(outbox.c.id == _given.id)
+        .order_by(outbox.c.id)
+        .with_for_update(of=outbox)
+    )
+    rows = [{"id": str(id_)} for id_ in sorted(set(ids))]
+    found = {
+        row["id"]: row for row in (await connection.execute(statement, {"rows": rows})).mappings()
+    }
+    return [
+        Handled(id=id_, entry=found.get(id_), refusal=None if id_ in found else Refusal.UNKNOWN)
+        for id_ in dict.fromkeys(ids)
+    ]
+
+
+def _judged(one: Handled, key_lives: Mapping[str, timedelta], *, now: datetime) -> Handled:
+    """What the entry itself says about being called again."""
+    entry = one.entry
+    if entry is None:
+        return one
+    refusal = _by_state(entry)
+    life = key_lives.get(entry["destination"])
+    first = entry["first_attempt_at"]
+    if refusal is not None:
+        return _refused(one, refusal)
+    if life is None:
+        return _refused(one, Refusal.NO_DESTINATION)
+    if first is not None and first + life <= now:
+        over = first + life
+        return Handled(id=one.id, entry=entry, refusal=Refusal.KEY_LIFE_OVER, until=over)
+    return one
+
+
+def _by_state(entry: RowMapping) -> Refusal | None:
+    refusal: Refusal | None = None
+    match State(entry["state"]):
+        case State.DELIVERED:
+            refusal = Refusal.DELIVERED
+        case State.DISCARDED:
+            refusal = Refusal.DISCARDED
+        case State.PENDING:
+            refusal = Refusal.UNRENDERED if entry["due_at"] is None else Refusal.PENDING
+        case State.SKIPPED if (entry["last_error"] or "").startswith(KEY_USED):
+            refusal = Refusal.KEY_USED
+        case State.UNCERTAIN if not entry["idempotent"]:
+            refusal = Refusal.MAYBE_PERFORMED
+        case State.SKIPPED | State.UNCERTAIN | State.DEAD:
+            refusal = Refusal.UNRENDERED if entry["method"] is None else None
+    return refusal
+
+
+def _undiscardable(one: Handled) -> Handled:
+    if one.entry is None:
+        return one
+    match State(one.entry["state"]):
+        case State.DELIVERED:
+            return _refused(one, Refusal.DELIVERED)
+        case State.DISCARDED:
+            return _refused(one, Refusal.DISCARDED)
+        case State.PENDING | State.DEAD | State.UNCERTAIN | State.SKIPPED:
+            return one
+
+
+def _refused(one: Handled, refusal: Refusal) -> Handled:
+    return Handled(id=one.id, entry=one.entry, refusal=refusal)
+
+
+async def _without_key(
+    connection: AsyncConnection, skipped: Iterable[Handled], passing: Collection[str]
+) -> set[UUID]:
+    """Which of *skipped* cannot have their keys, because other entries took them meanwhile."""
+    asking: dict[tuple[str, str], Asking] = {}
+    without: set[UUID] = set()
+    for one in skipped:
+        entry = one.entry
+        assert entry is not None
+        if entry["idempotency_key"] is None:
+            continue
+        wish = Asking(
+            entry_id=one.id,
+            destination=entry["destination"],
+            idempotency_key=entry["idempotency_key"],
+            effect=entry["effect"],
+            sender=entry["sender"],
+            kind=entry["kind"],
+            key=entry["key"],
+            lasting=entry["effect"] not in passing,
+        )
+        if asking.setdefault((wish.destination, wish.idempotency_key), wish) is not wish:
+            without.add(one.id)
+    holders = await take_keys(connection, asking.values()) if asking else {}
+    return without | {
+        wish.entry_id for at, wish in asking.items() if holders[at].entry_id != wish.entry_id
+    }
+
+
+_given = record_set("given", {"id": Uuid()}).c
+
+_STOPPED = [State.DEAD.value, State.UNCERTAIN.value, State.SKIPPED.value]
+_REDRIVE = (
+    update(outbox)
+    .where(outbox.c.id == _given.id, outbox.c.state.in_(_STOPPED))
+    .values(
+        state=PENDING,
+        due_at=func.clock_timestamp(),
+        redriven=True,
+        attempts_before=outbox.c.attempts,
+        call_open=False,
+        refusals=0,
+        last_error=case((outbox.c.state == State.SKIPPED.value, null()), else_=outbox.c.last_error),
+        completed_at=null(),
+    )
+    .returning(outbox.c.id)
+)
+_DISCARD = (
+    update(outbox)
+    .where(outbox.c.id == _given.id, outbox.c.state.in_([State.PENDING.value, *_STOPPED]))
+    .values(state=State.DISCARDED.value, due_at=null(), completed_at=func.clock_timestamp())
+)
+
+_head = outbox.alias("head")
+_is_successor = and_(outbox.c.ordered, shares_lane(outbox, _head), comes_before(_head, outbox))
+_HOLD_BACK = (
+    update(outbox)
+    .where(_head.c.id == _given.id, _is_successor)
+    .where(outbox.c.state == PENDING, ~outbox.c.call_open)
+    .values(due_at=func.greatest(outbox.c.due_at, func.clock_timestamp() + HELD_BACK))
+)
+_later = outbox.alias("later")
+_OVERTAKEN = (
+    select(_head.c.id)
+    .where(_head.c.id == _given.id)
+    .where(
+        select(_later.c.id)
+        .where(_later.c.ordered, shares_lane(_later, _head), comes_before(_head, _later))
+        .where(or_(_later.c.state == State.DELIVERED.value, _later.c.first_attempt_at.is_not(None)))
+        .exists()
+    )
+)

@@ -1,0 +1,211 @@
+"""`reconciler outbox redrive` and `reconciler outbox discard`."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from outbox.entry import State
+from reconciler.cli.acting import (
+    Moment,
+    Progress,
+    actor,
+    limit_option,
+    reason_option,
+    require_yes,
+    yes_option,
+)
+from reconciler.cli.shared import (
+    config_option,
+    emit,
+    json_option,
+    plain,
+    printable,
+    reports_errors,
+    run,
+)
+
+STOPPED = (State.DEAD.value, State.SKIPPED.value, State.UNCERTAIN.value)
+
+Items = list[dict[str, Any]]
+
+
+@click.command("redrive")
+@click.argument("ids", metavar="[ID]...", nargs=-1, type=click.UUID)
+@click.option("--state", type=click.Choice(STOPPED), help="With filters; else the dead ones.")
+@click.option("--destination", help="Only to this destination.")
+@click.option("--effect", help="Only of this effect.")
+@click.option("--sender", help="Only caused by this sender.")
+@click.option("--error", metavar="TEXT", help="Only where this is part of the last error.")
+@click.option("--since", type=Moment(), help="That stopped since: a time, or 2h ago.")
+@click.option("--before", type=Moment(), help="That stopped before.")
+@limit_option
+@click.option("--out-of-order", is_flag=True, help="Also what later calls have overtaken.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@yes_option
+@reason_option()
+@config_option
+@json_option
+@reports_errors
+def redrive(
+    *,
+    ids: tuple[UUID, ...],
+    limit: int,
+    out_of_order: bool,
+    dry_run: bool,
+    yes: bool,
+    reason: str | None,
+    config: Path | None,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """
+    Give entries that stopped new attempts, under the SAME idempotency keys.
+
+    Dead ones, skipped ones, and uncertain ones whose destination honours keys. Refused is what
+    could take effect twice: exit 1, and each says why.
+
+    \b
+    Example:
+      reconciler outbox redrive 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10
+      reconciler outbox redrive --destination payments --since 6h --dry-run
+      reconciler outbox redrive --state skipped --error baseline --effect capture --yes
+    """
+    said = {name: value for name, value in filters.items() if value is not None}
+    if bool(ids) == bool(said):
+        raise click.UsageError(
+            "say either IDs or which entries: "
+            "--state, --destination, --effect, --sender, --error, --since, --before"
+        )
+    asks = not dry_run and require_yes(yes=yes, what="redrive entries")
+    how = {"reason": reason, "out_of_order": out_of_order}
+    items = run(
+        redriven(config, ids=ids, said=said, limit=limit, dry_run=dry_run, asks=asks, how=how)
+    )
+    if items is None:
+        click.echo("nothing was done", err=True)
+        sys.exit(4)
+    finish(items, as_json=as_json, dry_run=dry_run, done="redriven")
+    if said and len(items) >= limit and not as_json:
+        click.echo(f"stopped at --limit {limit}: there may be more", err=True)
+    sys.exit(1 if refused(items) else 0)
+
+
+@click.command("discard")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@reason_option(required=True)
+@config_option
+@json_option
+@reports_errors
+def discard(
+    *, ids: tuple[UUID, ...], dry_run: bool, reason: str, config: Path | None, as_json: bool
+) -> None:
+    """
+    Give entries up that nobody wants any more; those that wait behind them may go then.
+
+    A call that is under way is not stopped: if it succeeds, its entry is delivered all the same.
+
+    \b
+    Example:
+      reconciler outbox discard 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10 --reason 'paid in cash'
+    """
+    items = run(discarded(config, ids=ids, how={"reason": reason, "dry_run": dry_run}))
+    finish(items, as_json=as_json, dry_run=dry_run, done="discarded")
+    sys.exit(1 if refused(items) else 0)
+
+
+async def redriven(
+    config: Path | None,
+    *,
+    ids: tuple[UUID, ...],
+    said: dict[str, Any],
+    limit: int,
+    dry_run: bool,
+    asks: bool,
+    how: dict[str, Any],
+) -> Items | None:
+    """What was redriven and what was refused; None where the person said no."""
+    from reconciler.operations import redriving
+    from reconciler.operations.assembly import assemble
+    from reconciler.operations.opening import opened
+
+    assembly = assemble(config)
+    async with aclosing(assembly), opened(assembly.loaded) as database:
+
+        async def go(*, dry: bool) -> Items:
+            order = redriving.Order(
+                engine=database.engine, assembly=assembly, actor=actor(), dry_run=dry, **how
+            )
+            if ids:
+                return await collected(redriving.redrive(order, list(dict.fromkeys(ids))))
+            filters = {**said, "state": State(said.get("state", State.DEAD))}
+            return await collected(
+                redriving.redrive_all(order, redriving.Filters(**filters), limit=limit)
+            )
+
+        if asks:
+            preview = await go(dry=True)
+            if len(refused(preview)) == len(preview):
+                return preview
+            show(preview, done="would be redriven", err=True)
+            ready = len(preview) - len(refused(preview))
+            if not click.confirm(f"Redrive {entries(ready)}?", err=True):
+                return None
+        return await go(dry=dry_run)
+
+
+async def discarded(config: Path | None, *, ids: tuple[UUID, ...], how: dict[str, Any]) -> Items:
+    from reconciler.operations import redriving
+    from reconciler.operations.assembly import assemble
+    from reconciler.operations.opening import opened
+
+    assembly = assemble(config)
+    async with aclosing(assembly), opened(assembly.loaded) as database:
+        order = redriving.Order(engine=database.engine, assembly=assembly, actor=actor(), **how)
+        return await collected(redriving.discard(order, list(dict.fromkeys(ids))))
+
+
+async def collected(items: AsyncIterator[dict[str, Any]]) -> Items:
+    progress, found = Progress("entries"), []
+    async for item in items:
+        found.append(item)
+        progress.at(len(found))
+    return found
+
+
+def refused(items: Items) -> Items:
+    return [item for item in items if item["result"] == "refused"]
+
+
+def finish(items: Items, *, as_json: bool, dry_run: bool, done: str) -> None:
+    if as_json:
+        counts = {done: len(items) - len(refused(items)), "refused": len(refused(items))}
+        emit({"items": items, "counts": counts, "dry_run": dry_run, "next": None})
+        return
+    show(items, done=f"would be {done}" if dry_run else done)
+    if dry_run:
+        click.echo("rolled back: nothing was kept")
+
+
+def show(items: Items, *, done: str, err: bool = False) -> None:
+    for item in plain(items):
+        what = "" if item["effect"] is None else f"  {item['effect']} at {item['destination']}"
+        about = "" if item["key"] is None else f" about {item['kind']} {printable(item['key'])}"
+        if item["result"] == "refused":
+            click.echo(f"{item['id']}{what}{about}  refused: {printable(item['why'])}", err=err)
+            continue
+        click.echo(f"{item['id']}{what}{about}  {done}; it was {item['state']}", err=err)
+        if item["call_open"]:
+            click.echo("  a call of it is under way: if it succeeds, it is delivered", err=err)
+    if len(items) != 1:
+        ended = f"{len(items) - len(refused(items))} {done}, {len(refused(items))} refused"
+        click.echo(f"{entries(len(items))}: {ended}" if items else "no entry matches", err=err)
+
+
+def entries(number: int) -> str:
+    return "1 entry" if number == 1 else f"{number} entries"
