@@ -48,7 +48,6 @@ from reconciler.ledger.rowsets import (
 
 # Written out: only then can the planner see that the partial indexes apply.
 OPEN: ColumnElement[str] = literal_column("'open'", Text)
-
 LOOKED_THROUGH = 1000  #: open copies, for what they may be about
 FAULT_LIMIT = 2000  #: characters kept of what went wrong
 
