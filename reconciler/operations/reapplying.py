@@ -124,7 +124,7 @@ async def _run(order: Order, keys: Sequence[str], *, noted: bool) -> list[Item]:
             if sqlstate_of(error) == LOCK_NOT_AVAILABLE:
                 raise LockedError from error
             raise
-        if noted:
+        if noted and done[keys[0]] is not None:
             await _note(order, keys[0], connection)
         return [item_of(one) if one is not None else nothing(key) for key, one in done.items()]
 
