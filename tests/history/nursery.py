@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -25,8 +25,10 @@ class Child:
         return not self.ended.done()
 
     def send_signal(self, which: signal.Signals) -> None:
+        """Nothing, where it has ended; its end may not have been told yet."""
         if self.is_running:
-            os.kill(self.pid, which)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, which)
 
     async def wait(self) -> int:
         """Its exit code; negative where a signal has ended it."""
@@ -46,7 +48,7 @@ class Nursery:
     async def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path
     ) -> Child:
-        log.touch()
+        os.close(os.open(log, os.O_WRONLY | os.O_CREAT))
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         wanted = {"number": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd)}

@@ -175,6 +175,11 @@ class Replica:
     def config(self) -> Path:
         return self.directory / f"reconciler-{self.number}.toml"
 
+    @property
+    def is_to_crash(self) -> bool:
+        """Whether it has not died yet everywhere where it should."""
+        return bool(self.armed or self.crash_at)
+
     def configure(self, plan: Plan, *, sender: str, destination: str) -> None:
         database = make_url(self.proxy.url)._replace(password=None)
         text = CONFIGURATION.format(
@@ -199,6 +204,12 @@ class Replica:
             self._killed = True
             self._process.send_signal(signal.SIGKILL)
             await until(lambda: not self._killed, within=10)
+
+    async def disarm(self) -> None:
+        """Give up on the points that were not met."""
+        self.crash_at.clear()
+        self.armed = None
+        await self.kill()
 
     async def stop(self, *, gently: bool = True) -> None:
         """SIGTERM, and it has to end with 0; or kill -9, and no questions."""

@@ -3,10 +3,8 @@
 import asyncio
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,7 +12,7 @@ from psycopg.rows import dict_row
 
 from reconciler import migrate
 from reconciler.embedded_server import Server
-from tests.conftest import DISK, MEMORY, is_roomy, made_database
+from tests.clusters import made_database, new_directory
 from tests.history.waiting import until
 
 TABLES = """
@@ -69,8 +67,7 @@ class Cluster:
 @contextmanager
 def cluster() -> Iterator[Cluster]:
     """A new PostgreSQL with a template to copy databases from, gone when the block ends."""
-    place = MEMORY if is_roomy(MEMORY) else DISK
-    directory = Path(tempfile.mkdtemp(prefix="rh-", dir=place))
+    directory = new_directory()
     directory.chmod(0o711)
     server = Server.under(directory, fast=True)
     server.start()

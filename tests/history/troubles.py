@@ -31,7 +31,7 @@ def met(
     theirs, found = told(sender), Counter[str]()
     for line in faults:
         if line["what"] == "crash":
-            found[f"crash at {line['at']}"] += 1
+            found[f"crash at {line['at'].partition(':')[0]}"] += 1
         elif line["what"] in (*FAULTS, "two replicas", "ordered"):
             found[line["what"]] += 1
     for line in destination:
