@@ -79,7 +79,14 @@ async def take_seeds(waiting: Any, ended: Any, stop: Any, job: Job, server: Clus
                 seed = await asyncio.to_thread(waiting.get, timeout=LOOK_EVERY)
             except Empty:
                 continue
-            ended.put(await run_kept(seed, job, server, daemons))
+            running = asyncio.create_task(run_kept(seed, job, server, daemons))
+            while not running.done() and not stop.is_set():
+                await asyncio.wait({running}, timeout=LOOK_EVERY)
+            if running.done():
+                ended.put(running.result())
+            else:  # nobody wants to know any more
+                running.cancel()
+                await asyncio.wait({running})
 
 
 async def run_kept(seed: int, job: Job, server: Cluster, daemons: Nursery) -> Result:

@@ -39,15 +39,8 @@ SCAN_POINTS = (
     "scan-before-complete",
     "read-between-fetch-and-apply",
 )
-#: Named in the code and not met here: stories of their own bring daemons there.
-ELSEWHERE = (
-    "scan-after-renewal",
-    "in-migration",
-    "between-indexes",
-    "between-purge-and-horizon",
-    "between-purges",
-    "draining",
-)
+#: Where only a page that takes long brings one: a story of its own does.
+ELSEWHERE = ("scan-after-renewal",)
 AT_ONCE = ("in-quarantine", "database-prepared")  #: come too seldom to wait for a third time
 
 CRASHES = 2  #: at points of POINTS, in each seed

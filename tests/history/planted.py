@@ -14,8 +14,8 @@ PLANTED = {
     "no claim": CLAIM,
     "outbox row outside the transaction": bug(
         "outbox/enqueue.py",
-        "    await _INSERT_ENTRIES.count(connection, rows=rows)\n",
-        f"    {COMMIT_NOW}\n    await _INSERT_ENTRIES.count(connection, rows=rows)\n",
+        "    written = await _INSERT_ENTRIES.rows(connection, rows=rows)\n",
+        f"    {COMMIT_NOW}\n    written = await _INSERT_ENTRIES.rows(connection, rows=rows)\n",
     ),
     "claim outside the transaction": bug(
         "reconciler/ledger/apply.py",

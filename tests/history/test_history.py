@@ -19,6 +19,7 @@ CAPTURE = {"key": "shop:order:ord_1:3:capture", "reference": "capture ord_1"}
 NOTICE = {"key": "shop:order:ord_1:3:notice", "reference": "notice ord_1 3"}
 RECEIPT = {"key": "evt_2:receipt", "reference": "receipt evt_2"}
 LETTER = {"key": "evt_2:letter", "reference": "letter evt_2"}
+OF_THE_PATH = ("after-", "before-", "commit-", "ack-", "relay-", "scan-", "read-")
 CALL = {"method": "POST", "path": "/v1/x", "body": "{}"}
 
 
@@ -160,12 +161,13 @@ def test_a_plan_is_its_seeds_alone():
 
 
 def test_the_seeds_of_a_batch_come_to_every_point_and_every_fault():
-    """And every point of the code is met here, or told to be met elsewhere."""
+    """Every point of a delivery, a call and a scan is met here, or told to be met elsewhere."""
     plans = [plan(seed) for seed in range(1, ENOUGH + 1)]
     rounds = [one for each in plans for one in (each.before, each.aftermath)]
     points = {point.partition(":")[0] for one in rounds for point in one.crash_at}
     assert {*POINTS, *SCAN_POINTS} == points
-    assert set(faults.POINTS) == points | set(ELSEWHERE)
+    of_these = {name for name in faults.POINTS if name.startswith(OF_THE_PATH)}
+    assert of_these <= points | set(ELSEWHERE) <= set(faults.POINTS)
     assert set(FAULTS) == {fault.what for one in rounds for fault in one.faults}
 
 
