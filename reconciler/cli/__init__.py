@@ -21,6 +21,7 @@ COMMANDS = {
     "purge": ("reconciler.cli.purge", "Remove what is older than it has to be kept."),
     "sql": ("reconciler.cli.sql", "Run an SQL script on the configured database."),
     "completion": ("reconciler.cli.completion", "Print a script that completes in your shell."),
+    "sandbox": ("reconciler.cli.sandbox", "Play with a pretend shop and a pretend destination."),
     "demo": ("reconciler.cli.demo", "Prove it: a lossy sender, a forgetful destination."),
 }
 
