@@ -283,7 +283,7 @@ async def ready_within(serving: Daemon, seconds: float) -> None:
 async def test_a_stop_answers_finishes_and_gives_back(world: World) -> None:
     """
     C137: SIGTERM, with an idle connection kept open, a delivery inside its transaction, a call at
-    a destination that takes four seconds, entries in line behind it, and a page of a listing on
+    a destination that takes six seconds, entries in line behind it, and a page of a listing on
     its way. The delivery is answered, the call is made once and marked, what was not called is due
     and has used no attempt, the scan's slot is free; nothing is asked for once we have heard the
     signal, and nobody gets in any more. Exit 0.
@@ -295,12 +295,12 @@ async def test_a_stop_answers_finishes_and_gives_back(world: World) -> None:
         idle_reader, idle_writer = await asyncio.open_connection(*place(serving.webhooks))
         idle_writer.write(b"POST /webhooks/x HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         assert b"404" in await idle_reader.readline()
-        world.destination.troubles = [Answer(body={}, delay=4.0)]
+        listing = await hanging_listing(world)
+        await asyncio.wait_for(listing.wait(), 20)
+        world.destination.troubles = [Answer(body={}, delay=6.0)]
         for key in ("ord_1", "ord_2", "ord_3"):
             assert "applied" == await world.outcome(paid(world, key))
-        listing = await hanging_listing(world)
         await eventually(lambda: called(world))
-        await asyncio.wait_for(listing.wait(), 20)
         async with await psycopg.AsyncConnection.connect(world.database_url) as holder:
             await holder.execute("lock table orders")
             delivery = asyncio.create_task(world.deliver(paid(world, "ord_4")))
