@@ -511,7 +511,7 @@ async def test_a_commit_without_its_standbys_word_is_not_believed(new_directory)
     """
     An administrator cancels the wait for a synchronous standby: PostgreSQL reports success
     with a warning. We run the transaction again, which waits again, until a standby is not
-    asked for any more.
+    asked for any more. And whoever opens a transaction of his own, like the relay, is told.
     """
     server = embedded.start(directory := new_directory())
     engine = engine_for(server.url)
@@ -538,10 +538,24 @@ async def test_a_commit_without_its_standbys_word_is_not_believed(new_directory)
             administrator.execute("select pg_reload_conf()")
             assert 0 == await waiting
             assert [1, 0, 0] == runs
+
+            administrator.execute("alter system set synchronous_standby_names = 'nobody'")
+            administrator.execute("select pg_reload_conf()")
+            mark = asyncio.create_task(marked(engine))
+            await until(lambda: is_waiting(administrator))
+            administrator.execute(CANCEL)
+            with pytest.raises(DBAPIError, match="a standby's word for the commit did not come"):
+                await mark
     finally:
         await engine.dispose()
         server.stop()
         shutil.rmtree(directory)
+
+
+async def marked(engine: AsyncEngine) -> None:
+    """A transaction as the relay makes them, without anything of ours around it."""
+    async with engine.begin() as connection:
+        await connection.execute(text(CLAIM), {"id": 2})
 
 
 CANCEL = "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"

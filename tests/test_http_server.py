@@ -244,6 +244,46 @@ async def test_a_stop_answers_what_is_under_way_and_closes_what_is_idle():
         idle_writer.close()
 
 
+@pytest.mark.parametrize("before", [0, 2], ids=["alone", "the last of three"])
+async def test_who_has_said_all_and_closed_his_side_is_answered(before: int):
+    """
+    A client may close its side of the connection after the last byte of its request (half-closed):
+    it waits for the answer, and gets it, with all those that it asked for before; then we close.
+    """
+    async with serving() as server:
+        server.free.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GET * (before + 1))
+        writer.write_eof()
+        await server.requested(1)
+        await asyncio.sleep(0.05)
+        server.free.set()
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert before + 1 == answer.count(b"HTTP/1.1 200 OK")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST / HTTP/1.1\r\nHo",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab",
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+async def test_who_closes_his_side_in_the_middle_is_not_waited_for(sent: bytes):
+    """What is not whole cannot become so any more: the connection is closed at once."""
+    async with serving(head_within=timedelta(seconds=60)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            assert b"200" not in await reader.read()
+        writer.close()
+
+
 async def test_signals_stay_ours():
     """uvicorn would take SIGTERM for itself and raise it again at the end."""
     before = signal.getsignal(signal.SIGTERM)
