@@ -1,9 +1,10 @@
 """What a person does with entries that stopped: give them new attempts, or give them up."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -24,8 +25,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.enqueue import KEY_USED, Asking, take_keys
 from outbox.entry import State
+from outbox.generations import current
 from outbox.lanes import comes_before, shares_lane
-from outbox.store import PENDING, outbox, record_set
+from outbox.store import PENDING, Time, outbox, record_set
 
 # For a relay whose statement began before our commit.
 HELD_BACK: ColumnElement[timedelta] = literal_column("interval '2 seconds'", Interval)
@@ -54,6 +56,7 @@ class Handled:
     entry: RowMapping | None  #: its columns before, without the body
     refusal: Refusal | None = None
     until: datetime | None = None  #: with KEY_LIFE_OVER: when its key's life ended
+    maybe_sent_at: datetime | None = None  #: by the first attempt that we know or must assume
 
 
 async def redrive(
@@ -76,6 +79,7 @@ async def redrive(
     handled = await _locked(connection, ids)
     now = await connection.scalar(select(func.clock_timestamp()))
     assert now is not None
+    handled = _as_if_sent(handled, await current(connection))
     judged = [_judged(one, key_lives, now=now) for one in handled]
     going = [one for one in judged if one.refusal is None]
     refused: dict[UUID, Refusal] = {}
@@ -85,7 +89,11 @@ async def redrive(
     skipped = [one for one in going if one.entry and one.entry["state"] == State.SKIPPED]
     asking = [one for one in skipped if one.id not in refused]
     refused |= dict.fromkeys(await _without_key(connection, asking, passing), Refusal.KEY_USED)
-    rows = [{"id": str(one.id)} for one in going if one.id not in refused]
+    rows = [
+        {"id": str(one.id), "first_attempt_at": _moment(one.maybe_sent_at)}
+        for one in going
+        if one.id not in refused
+    ]
     if rows:
         done = await connection.scalars(_REDRIVE, {"rows": rows})
         assert {UUID(row["id"]) for row in rows} == set(done)  # they are locked, and were judged
@@ -173,6 +181,29 @@ async def _locked(connection: AsyncConnection, ids: Collection[UUID]) -> list[Ha
     ]
 
 
+def _as_if_sent(handled: Sequence[Handled], generation: Any) -> list[Handled]:
+    """
+    Since when each may have been sent.
+
+    What came to rest before the database went back may have been redriven, and sent, by the future
+    that was lost: after the moment to which it went back, and nobody knows when.
+    """
+    seen = []
+    for one in handled:
+        entry = one.entry
+        first = None if entry is None else entry["first_attempt_at"]
+        if entry is not None and first is None and _was_restored(entry, generation):
+            first = generation.lost_since or entry["completed_at"]
+        seen.append(replace(one, maybe_sent_at=first))
+    return seen
+
+
+def _was_restored(entry: RowMapping, generation: Any) -> bool:
+    if generation is None or generation.number == 1 or entry["completed_at"] is None:
+        return False
+    return bool(entry["completed_at"] < generation.opened_at)
+
+
 def _judged(one: Handled, key_lives: Mapping[str, timedelta], *, now: datetime) -> Handled:
     """What the entry itself says about being called again."""
     entry = one.entry
@@ -180,14 +211,15 @@ def _judged(one: Handled, key_lives: Mapping[str, timedelta], *, now: datetime) 
         return one
     refusal = _by_state(entry)
     life = key_lives.get(entry["destination"])
-    first = entry["first_attempt_at"]
+    first = one.maybe_sent_at
     if refusal is not None:
         return _refused(one, refusal)
     if life is None:
         return _refused(one, Refusal.NO_DESTINATION)
+    if first is not None and entry["first_attempt_at"] is None and not entry["idempotent"]:
+        return _refused(one, Refusal.MAYBE_PERFORMED)
     if first is not None and first + life <= now:
-        over = first + life
-        return Handled(id=one.id, entry=entry, refusal=Refusal.KEY_LIFE_OVER, until=over)
+        return replace(one, refusal=Refusal.KEY_LIFE_OVER, until=first + life)
     return one
 
 
@@ -222,7 +254,7 @@ def _undiscardable(one: Handled) -> Handled:
 
 
 def _refused(one: Handled, refusal: Refusal) -> Handled:
-    return Handled(id=one.id, entry=one.entry, refusal=refusal)
+    return replace(one, refusal=refusal)
 
 
 async def _without_key(
@@ -254,17 +286,23 @@ async def _without_key(
     }
 
 
+def _moment(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
 _given = record_set("given", {"id": Uuid()}).c
 
 _STOPPED = [State.DEAD.value, State.UNCERTAIN.value, State.SKIPPED.value]
+_going = record_set("going", {"id": Uuid(), "first_attempt_at": Time}).c
 _REDRIVE = (
     update(outbox)
-    .where(outbox.c.id == _given.id, outbox.c.state.in_(_STOPPED))
+    .where(outbox.c.id == _going.id, outbox.c.state.in_(_STOPPED))
     .values(
         state=PENDING,
         due_at=func.clock_timestamp(),
         redriven=True,
         attempts_before=outbox.c.attempts,
+        first_attempt_at=_going.first_attempt_at,
         call_open=False,
         refusals=0,
         last_error=case((outbox.c.state == State.SKIPPED.value, null()), else_=outbox.c.last_error),

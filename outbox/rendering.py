@@ -16,8 +16,10 @@ from sqlalchemy import (
     and_,
     case,
     func,
+    literal,
     or_,
     select,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -25,7 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
 
 from outbox.enqueue import judge_keys
-from outbox.entry import Enqueued, NewEntry, State
+from outbox.entry import RESTORED, Enqueued, NewEntry, State
+from outbox.holding import current_generation
 from outbox.store import PENDING, C, outbox, record_set
 
 
@@ -82,7 +85,9 @@ async def render(
     """
     Freeze entries that `unrendered` has locked: what can be called is due at once.
 
-    Keys are judged as when they are enqueued. The caller owns the transaction.
+    Keys are judged as when they are enqueued. What was asked for before the database went back may
+    have been rendered, and sent, by the future that was lost: its key's clock starts then, and
+    where the destination knows no keys it becomes `uncertain`. The caller owns the transaction.
     """
     judged = await judge_keys(connection, rendered)
     rows = []
@@ -98,11 +103,17 @@ async def render(
                 "last_error": reason,
             }
         )
-    if rows:
-        await connection.execute(_RENDER, {"rows": rows})
+    if not rows:
+        return []
+    written = {row.id: row for row in await connection.execute(_RENDER, {"rows": rows})}
     return [
-        Enqueued(id=id_, state=state, reason=reason, idempotency_key=entry.idempotency_key)
-        for (id_, entry), (state, reason) in zip(rendered, judged, strict=True)
+        Enqueued(
+            id=id_,
+            state=State(written[id_].state),
+            reason=written[id_].last_error,
+            idempotency_key=entry.idempotency_key,
+        )
+        for id_, entry in rendered
     ]
 
 
@@ -126,16 +137,40 @@ _given = record_set(
         "last_error": Text(),
     },
 ).c
-_is_callable = and_(_given.state == State.PENDING.value, _given.last_error.is_(None))
+_now = current_generation("now")
+_named = _given.id.table
+_source = (
+    select(_named, _now.c.number, _now.c.opened_at, _now.c.lost_since)
+    .select_from(_named.outerjoin(_now, true()))
+    .subquery("source")
+)
+_is_callable = and_(_source.c.state == State.PENDING.value, _source.c.last_error.is_(None))
+_maybe_sent = func.coalesce(
+    and_(_is_callable, _source.c.number > 1, outbox.c.created_at < _source.c.opened_at),
+    literal(False),
+)
+_held = and_(_maybe_sent, ~_source.c.idempotent)
+_state = case((_held, State.UNCERTAIN.value), else_=_source.c.state)
 _values: dict[str, Any] = {
-    **{name: _given[name] for name in (*_FROM_ENTRY, "headers", "state", "last_error")},
-    "body": func.decode(_given.body, "base64"),
-    "due_at": case((_is_callable, func.clock_timestamp())),
+    **{name: _source.c[name] for name in (*_FROM_ENTRY, "headers")},
+    "state": _state,
+    "last_error": case((_maybe_sent, RESTORED), else_=_source.c.last_error),
+    "body": func.decode(_source.c.body, "base64"),
+    "due_at": case((and_(_is_callable, ~_held), func.clock_timestamp())),
+    "first_attempt_at": case(
+        (_maybe_sent, func.coalesce(_source.c.lost_since, outbox.c.created_at)),
+        else_=outbox.c.first_attempt_at,
+    ),
     "completed_at": case(
         (
-            _given.state != State.PENDING.value,
+            _state != State.PENDING.value,
             func.coalesce(outbox.c.completed_at, func.clock_timestamp()),
         )
     ),
 }
-_RENDER = update(outbox).where(outbox.c.id == _given.id, is_unrendered()).values(_values)
+_RENDER = (
+    update(outbox)
+    .where(outbox.c.id == _source.c.id, is_unrendered())
+    .values(_values)
+    .returning(outbox.c.id, outbox.c.state, outbox.c.last_error)
+)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox import rendering
 from outbox.enqueue import KEY_TAKEN
-from outbox.entry import Enqueued, NewEntry, State
+from outbox.entry import RESTORED, Enqueued, NewEntry, State
 from outbox.redriving import overtaken
 from reconciler import database
 from reconciler.errors import ReconcilerError
@@ -41,7 +41,7 @@ class Rendered:
 
     @property
     def is_due(self) -> bool:
-        return self.state is State.PENDING and self.reason is None
+        return self.state is State.PENDING and self.reason in {None, RESTORED}
 
 
 async def render_again(

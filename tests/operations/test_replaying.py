@@ -274,6 +274,22 @@ async def test_a_correction_of_ours_is_rendered_again_too(engine, tmp_path):
         assert ["shop:order:ord_42:4:capture"] == house.pretend.keys
 
 
+async def test_after_a_restore_the_clock_of_its_key_has_begun(engine, tmp_path):
+    """A future that was lost may have rendered and sent it: it goes out, and its clock runs."""
+    async with an_unrendered_capture(engine, tmp_path) as house:
+        for number in (1, 2):
+            await house.run_sql(
+                "insert into generations (number, opened_at, reason, lost_since) values"  # noqa: S608
+                f" ({number}, clock_timestamp(), 'a story', now() - interval '1 hour')"
+            )
+        (item,) = await replayed(house, "evt_2", assembly=reconfigured(tmp_path, *MENDED))
+        assert Fate.RENDERED == item["result"]
+        assert [("pending", True)] == await house.rows(
+            "select state, first_attempt_at < now() - interval '59 minutes' from outbox"
+        )
+        assert 1 == await house.call()
+
+
 async def test_without_the_bytes_of_its_event_nothing_is_made_up(engine, tmp_path):
     async with an_unrendered_capture(engine, tmp_path) as house:
         changed = reconfigured(tmp_path, *MENDED)

@@ -326,3 +326,30 @@ async def test_entries_are_found_by_what_is_said_of_them(world, pretend):
     now = (await world.entries())[2].completed_at
     assert [] == await found(before=now)
     assert [first.id, second.id] == await found(since=now)
+
+
+async def a_restore(world, *, days):
+    """The database went back to how it was so many days ago, and this was noticed."""
+    for number in (1, 2):
+        await run_sql(
+            world.engine,
+            "insert into reconciler.generations (number, opened_at, reason, lost_since) values"  # noqa: S608
+            f" ({number}, clock_timestamp(), 'a story', now() - interval '{days} days')",
+        )
+
+
+@pytest.mark.parametrize("days", [0, 2])
+async def test_what_a_lost_future_may_have_redriven_counts_as_sent_since_then(world, pretend, days):
+    """
+    The entries had died before the moment to which the database was restored. After it somebody
+    may have redriven them: within the key's life they may go out again, but its clock runs.
+    """
+    pretend.behave = in_turn(REFUSED, REFUSED)
+    keyed, keyless = await world.enqueue(an_entry(1), an_entry(2, idempotent=False))
+    await world.relay_once()
+    await a_restore(world, days=days)
+    last = Refusal.KEY_LIFE_OVER if days else None
+    assert [last, Refusal.MAYBE_PERFORMED] == await redriven(world, keyed.id, keyless.id)
+    entry = (await world.entries())[0]
+    expected = ("dead", False) if days else ("pending", True)
+    assert expected == (entry.state, entry.first_attempt_at is not None)
