@@ -1,9 +1,13 @@
 """Migrating under traffic: nobody waits behind it, and a run that broke off can go on."""
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -142,3 +146,34 @@ def invalidate(url: str, index: str) -> None:
             "update pg_index set indisvalid = false where indexrelid = %s::regclass",
             (f"reconciler.{index}",),
         )
+
+
+@pytest.mark.parametrize("place", ["in-migration", "between-indexes"])
+async def test_p21_a_migration_that_is_killed_is_run_again(empty_database_url, tmp_path, place):
+    """Whatever statement was its last: what was committed stays, the next run does the rest."""
+    await at_first_migration(empty_database_url)
+    config = tmp_path / "reconciler.toml"
+    config.write_text(f'[database]\nurl = "{empty_database_url}"\n')
+    killed = await migrate_command(config, RECONCILER_TEST_CRASH_AT=place)
+    assert -signal.SIGKILL == killed
+    made = {"in-migration": "0001", "between-indexes": "0002"}
+    assert [made[place]] == query(empty_database_url, REVISION)
+    assert 0 == await migrate_command(config)
+    assert [migrate.head()] == query(empty_database_url, REVISION)
+    assert [] == query(empty_database_url, INVALID)
+    engine = engine_for(empty_database_url)
+    await indexes.check(engine)
+    async with engine.connect() as connection:
+        assert [] == await indexes.look(connection)
+    await engine.dispose()
+
+
+async def migrate_command(config: Path, **environment: str) -> int:
+    """`reconciler migrate` as a process; its exit code."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "reconciler", "migrate", "--config", str(config)),
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    return await process.wait()
