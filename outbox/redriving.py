@@ -7,30 +7,14 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Interval,
-    RowMapping,
-    Uuid,
-    and_,
-    case,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import RowMapping, Uuid, case, func, null, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.enqueue import KEY_USED, Asking, take_keys
 from outbox.entry import State
 from outbox.generations import current
-from outbox.lanes import comes_before, shares_lane
+from outbox.overtaking import overtaken
 from outbox.store import PENDING, Time, outbox, record_set
-
-# For a relay whose statement began before our commit.
-HELD_BACK: ColumnElement[timedelta] = literal_column("interval '2 seconds'", Interval)
 
 
 class Refusal(StrEnum):
@@ -112,20 +96,6 @@ async def discard(connection: AsyncConnection, ids: Collection[UUID]) -> list[Ha
     if rows:
         await connection.execute(_DISCARD, {"rows": rows})
     return handled
-
-
-async def overtaken(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
-    """
-    Which of *ids* are behind a later call about their resource that may have taken effect.
-
-    What could still go is held back first, for a moment: a relay whose statement began before
-    our commit would not see that it has to wait. Whoever is just leasing it is waited for.
-    """
-    if not ids:
-        return set()
-    rows = [{"id": str(id_)} for id_ in sorted(ids)]
-    await connection.execute(_HOLD_BACK, {"rows": rows})
-    return set(await connection.scalars(_OVERTAKEN, {"rows": rows}))
 
 
 async def find(  # noqa: PLR0913 - filters
@@ -314,24 +284,4 @@ _DISCARD = (
     update(outbox)
     .where(outbox.c.id == _given.id, outbox.c.state.in_([State.PENDING.value, *_STOPPED]))
     .values(state=State.DISCARDED.value, due_at=null(), completed_at=func.clock_timestamp())
-)
-
-_head = outbox.alias("head")
-_is_successor = and_(outbox.c.ordered, shares_lane(outbox, _head), comes_before(_head, outbox))
-_HOLD_BACK = (
-    update(outbox)
-    .where(_head.c.id == _given.id, _is_successor)
-    .where(outbox.c.state == PENDING, ~outbox.c.call_open)
-    .values(due_at=func.greatest(outbox.c.due_at, func.clock_timestamp() + HELD_BACK))
-)
-_later = outbox.alias("later")
-_OVERTAKEN = (
-    select(_head.c.id)
-    .where(_head.c.id == _given.id)
-    .where(
-        select(_later.c.id)
-        .where(_later.c.ordered, shares_lane(_later, _head), comes_before(_head, _later))
-        .where(or_(_later.c.state == State.DELIVERED.value, _later.c.first_attempt_at.is_not(None)))
-        .exists()
-    )
 )

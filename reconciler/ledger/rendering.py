@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox import rendering
 from outbox.enqueue import KEY_TAKEN
 from outbox.entry import RESTORED, Enqueued, NewEntry, State
-from outbox.redriving import overtaken
+from outbox.overtaking import overtaken
 from reconciler import database
 from reconciler.errors import ReconcilerError
 from reconciler.ledger import bodies, claims, kept_causes, resources
