@@ -81,4 +81,10 @@ def effects(tables: Table, _: Table) -> Iterator[str]:
     yield from tables["effects"]
 
 
-NAMES = {"sender": senders, "kind": kinds, "destination": destinations, "effect": effects}
+NAMES = {
+    "sender": senders,
+    "of_sender": senders,
+    "kind": kinds,
+    "destination": destinations,
+    "effect": effects,
+}

@@ -193,13 +193,14 @@ def finish(items: Items, *, as_json: bool, dry_run: bool, done: str) -> None:
 
 
 def show(items: Items, *, done: str, err: bool = False) -> None:
+    was = "is" if done.startswith("would") else "was"
     for item in plain(items):
         what = "" if item["effect"] is None else f"  {item['effect']} at {item['destination']}"
         about = "" if item["key"] is None else f" about {item['kind']} {printable(item['key'])}"
         if item["result"] == "refused":
             click.echo(f"{item['id']}{what}{about}  refused: {printable(item['why'])}", err=err)
             continue
-        click.echo(f"{item['id']}{what}{about}  {done}; it was {item['state']}", err=err)
+        click.echo(f"{item['id']}{what}{about}  {done}; it {was} {item['state']}", err=err)
         if item["call_open"]:
             click.echo("  a call of it is under way: if it succeeds, it is delivered", err=err)
     if len(items) != 1:
