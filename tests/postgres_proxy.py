@@ -30,6 +30,8 @@ from sqlalchemy import make_url
 
 SSL_REQUEST, GSS_REQUEST = 80877103, 80877104
 CHUNK = 64 * 1024
+COMMITTED = b"C\0\0\0\x0bCOMMIT\0"  #: CommandComplete
+IDLE = b"Z\0\0\0\x05I"  #: ReadyForQuery, outside a transaction
 REMEMBERED = 256 * 1024  #: bytes of what a client has asked for within one transaction
 RESET = struct.pack("ii", 1, 0)  #: SO_LINGER: close with a reset, not with an orderly end
 
@@ -172,18 +174,21 @@ class PostgresProxy:
     async def _to_client(self, link: "Link") -> None:
         """Pass the server's messages on; after `cut_after_commit`, end before COMMIT's answer."""
         assert link.server is not None
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                head = await link.server.readexactly(5)
-                kind, length = head[:1], int.from_bytes(head[1:], "big")
-                body = await link.server.readexactly(length - 4)
-                if (kind, body) == (b"C", b"COMMIT\0"):
-                    self.commits += 1
-                    if self._takes_a_cut(link):
-                        return
-                if (kind, body) == (b"Z", b"I"):
-                    link.asked = b""
-                await self._pass(link, head + body, link.to_client)
+        waiting = b""
+        with contextlib.suppress(OSError):
+            while data := await link.server.read(CHUNK):
+                waiting += data
+                whole = 0
+                while message := first_message(waiting, whole):
+                    if message == COMMITTED:
+                        self.commits += 1
+                        if self._takes_a_cut(link):
+                            return
+                    elif message == IDLE:
+                        link.asked = b""
+                    whole += len(message)
+                await self._pass(link, waiting[:whole], link.to_client)
+                waiting = waiting[whole:]
 
     def _takes_a_cut(self, link: "Link") -> bool:
         wanted = next((text for text in self._cuts if text in link.asked), None)
@@ -207,6 +212,14 @@ class PostgresProxy:
             await asyncio.sleep(len(piece) / self._rate if self._rate else 0)
             writer.write(piece)
             await writer.drain()
+
+
+def first_message(data: bytes, place: int) -> bytes:
+    """The server's message that begins at *place*; nothing where it is not whole yet."""
+    if len(data) - place < 5:
+        return b""
+    end = place + 1 + int.from_bytes(data[place + 1 : place + 5], "big")
+    return data[place:end] if end <= len(data) else b""
 
 
 class Link:

@@ -91,7 +91,7 @@ def judged(seeds: Sequence[int], wanted: argparse.Namespace) -> int:
 
 def caught_after(name: str, seeds: Sequence[int], wanted: argparse.Namespace) -> int | None:
     """How many seeds it took to notice the bug *name*; None: they did not."""
-    with mutated(PLANTED[name]) as copy:
+    with mutated(*PLANTED[name]) as copy:
         job = Job(packages=copy, cold=wanted.cold, keep=wanted.keep)
         with closing(results(seeds, job, jobs=wanted.jobs)) as ending:
             for number, result in enumerate(ending, start=1):

@@ -7,8 +7,8 @@ from reconciler.proving.history import History
 from reconciler.proving.misbehaving_http import Answer, Request
 from tests.history.plan import Plan
 
-TIMEOUT = 0.4  #: seconds that the relay waits, as the configuration says
-SLOW = 0.7
+TIMEOUT = 0.8  #: seconds that the relay waits, as the configuration says
+SLOW = 1.1
 REFUSALS = {"busy": 503, "limited": 429, "in_progress": 409}  #: without any effect
 
 

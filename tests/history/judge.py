@@ -9,6 +9,7 @@ from typing import Any, Literal
 from tests.history.told import Line, Seen, Told, seen, told
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+WORST_FIRST = ("lost", "doubled", "other", "undrained")
 OURS = ("correction:", "read:")
 ORDER = "shop:order:{order}:{version}:{effect}"
 
@@ -41,7 +42,7 @@ def judge(
     """
     theirs, calls = told(sender), seen(destination)
     case = Case(told=theirs, seen=calls, rows=rows, reconciled=reconciled)
-    return [
+    found = [
         *claims_match_answers(case),
         *facts_count_once(case),
         *versions_grow(case),
@@ -51,6 +52,7 @@ def judge(
         *(states_converge(case) if reconciled else ()),
         *daemons_lived(faults),
     ]
+    return sorted(found, key=lambda one: WORST_FIRST.index(one.kind))
 
 
 class Case:

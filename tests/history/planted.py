@@ -9,69 +9,82 @@ def bug(file: str, before: str, after: str) -> Mutant:
     return Mutant(promise="", file=file, before=before, after=after, story="")
 
 
-PLANTED = {
-    "no version guard": GUARD,
-    "no claim": CLAIM,
-    "outbox row outside the transaction": bug(
-        "outbox/enqueue.py",
-        "    written = await _INSERT_ENTRIES.rows(connection, rows=rows)\n",
-        f"    {COMMIT_NOW}\n    written = await _INSERT_ENTRIES.rows(connection, rows=rows)\n",
+PLANTED: dict[str, tuple[Mutant, ...]] = {
+    "no version guard": (
+        GUARD,
+        bug(
+            "reconciler/ledger/resources.py",
+            "    _rows.version < _newer.version,\n",
+            "    _rows.version != _newer.version,\n",
+        ),
     ),
-    "claim outside the transaction": bug(
-        "reconciler/ledger/apply.py",
-        "    await claim_delivered(connection, batch)\n",
-        f"    await claim_delivered(connection, batch)\n    {COMMIT_NOW}\n",
+    "no claim": (CLAIM,),
+    "outbox row outside the transaction": (
+        bug(
+            "outbox/enqueue.py",
+            "    written = await _INSERT_ENTRIES.rows(connection, rows=rows)\n",
+            f"    {COMMIT_NOW}\n    written = await _INSERT_ENTRIES.rows(connection, rows=rows)\n",
+        ),
     ),
-    "ack before commit": bug(
-        "reconciler/ledger/commit.py",
-        "results = await transact(engine, work)\n",
-        "results = await work(held := await engine.connect())\n"
-        "        import asyncio\n"
-        "        async def later():\n"
-        "            await asyncio.sleep(0.2)\n"
-        "            await held.commit()\n"
-        "            await held.close()\n"
-        "        asyncio.ensure_future(later())\n",
+    "claim outside the transaction": (
+        bug(
+            "reconciler/ledger/apply.py",
+            "    await claim_delivered(connection, batch)\n",
+            f"    await claim_delivered(connection, batch)\n    {COMMIT_NOW}\n",
+        ),
     ),
-    "a new key for each attempt": STABLE_KEY,
-    "a change keyed by who told of it": bug(
-        "reconciler/ledger/keys.py",
-        'key = f"{event.sender}:{event.kind}:{event.key}:{event.version}:{effect}"',
-        'key = f"{event.event_id}:::{event.version}:{effect}"',
+    "ack before commit": (
+        bug(
+            "reconciler/ledger/commit.py",
+            "results = await transact(engine, work)\n",
+            "results = await work(held := await engine.connect())\n"
+            "        import asyncio\n"
+            "        async def later():\n"
+            "            await asyncio.sleep(0.2)\n"
+            "            await held.commit()\n"
+            "            await held.close()\n"
+            "        asyncio.ensure_future(later())\n",
+        ),
     ),
-    "delivered before it is sent": bug(
-        "outbox/relay.py",
-        "            result = await call(destination, leased)\n",
-        "            from outbox.verdict import Ruling\n"
-        "            from outbox.entry import Verdict\n"
-        "            early = Ruling(verdict=Verdict.DELIVERED, maybe_sent=True)\n"
-        "            self.marking.add(mark_of(leased, early, self._policy.backoff, jitter=0.5))\n"
-        "            result = await call(destination, leased)\n",
+    "a new key for each attempt": (STABLE_KEY,),
+    "a change keyed by who told of it": (
+        bug(
+            "reconciler/ledger/keys.py",
+            'key = f"{event.sender}:{event.kind}:{event.key}:{event.version}:{effect}"',
+            'key = f"{event.event_id}:::{event.version}:{effect}"',
+        ),
     ),
-    "a lost answer is taken for a success": bug(
-        "outbox/verdict.py",
-        "            found = _maybe_done(reason)\n",
-        "            found = Ruling(verdict=Verdict.DELIVERED)\n",
+    "delivered before it is sent": (
+        bug(
+            "outbox/relay.py",
+            "            result = await call(destination, leased)\n",
+            "            from outbox.verdict import Ruling\n"
+            "            from outbox.entry import Verdict\n"
+            "            early = Ruling(verdict=Verdict.DELIVERED, maybe_sent=True)\n"
+            "            backoff = self._policy.backoff\n"
+            "            self.marking.add(mark_of(leased, early, backoff, jitter=0.5))\n"
+            "            result = await call(destination, leased)\n",
+        ),
     ),
-    "a call of unknown outcome is repeated without a key": bug(
-        "outbox/leasing.py",
-        "unanswered = and_(due.call_open, ~due.idempotent)",
-        "unanswered = and_(due.call_open, ~due.idempotent, due.idempotent)",
+    "a lost answer is taken for a success": (
+        bug(
+            "outbox/verdict.py",
+            "            found = _maybe_done(reason)\n",
+            "            found = Ruling(verdict=Verdict.DELIVERED)\n",
+        ),
     ),
-    "an unconfirmed commit is an answer": bug(
-        "reconciler/receiver/app.py",
-        'return answers.busy("database away")',
-        "return answers.for_events([], batch=True)",
+    "a call of unknown outcome is repeated without a key": (
+        bug(
+            "outbox/leasing.py",
+            "unanswered = and_(due.call_open, ~due.idempotent)",
+            "unanswered = and_(due.call_open, ~due.idempotent, due.idempotent)",
+        ),
     ),
-    "a delivery that waits is forgotten with its batch": bug(
-        "reconciler/receiver/group_commit.py",
-        "if batch and (events > self.batch_max or size > BYTES_MAX):\n                break",
-        "if batch and (events > self.batch_max or size > BYTES_MAX):\n"
-        "                unit.done.set_result([])\n                break",
-    ),
-    "reconciler off": bug(
-        "reconciler/polling/settling.py",
-        "    if not judged.events:\n        return []\n    # a lock",
-        "    if True:\n        return []\n    # a lock",
+    "reconciler off": (
+        bug(
+            "reconciler/polling/settling.py",
+            "    if not judged.events:\n        return []\n    # a lock",
+            "    if True:\n        return []\n    # a lock",
+        ),
     ),
 }

@@ -32,13 +32,13 @@ admin_listen = "127.0.0.1:0"
 batch_max = {batch_max}
 
 [relay]
-poll = "50ms"
-lease = "2500ms"
+poll = "100ms"
+lease = "4s"
 backoff_base = "20ms"
 backoff_cap = "100ms"
 
 [polling]
-poll = "100ms"
+poll = "200ms"
 lease = "2s"
 
 [senders.shop]
