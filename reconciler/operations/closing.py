@@ -29,7 +29,8 @@ def how_it_stands(found: Found) -> str:
     key, held = found["key"], found["held"]
     if held is None:
         nothing = not found["claims"] and not found["corrections"] and not found["effects"]
-        if nothing and not found["quarantined"] and found["pending_read"] is None:
+        waiting = found["pending_read"] or found["drifts_since"] or found["quarantined"]
+        if nothing and not waiting:
             return f"{key} was never seen: no event, no scan and no read has named it"
         return f"nothing is held of {key} yet"
     how = f"as {TOLD.get(held['origin'], held['origin'])} at {clock(held['updated_at'], found)}"
@@ -121,6 +122,9 @@ def attempt(number: int) -> str:
 
 
 def waits(found: Found) -> Iterator[str]:
+    if found["drifts_since"] is not None:
+        since = clock(found["drifts_since"], found)
+        yield f"the listing has differed since {since}, and we are waiting for its webhook first"
     read = found["pending_read"]
     if read is not None:
         due = (

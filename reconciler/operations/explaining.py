@@ -16,7 +16,7 @@ from reconciler.ledger.rowsets import AnyRow
 from reconciler.operations import actions, timeline
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.closing import sentence
-from reconciler.polling import scans
+from reconciler.polling import scans, sightings
 from reconciler.polling.scans import Mode
 from reconciler.receiver.envelope import MalformedError, reread
 
@@ -52,7 +52,7 @@ async def why(  # noqa: PLR0913 - one resource, and how much of it
 
 SAID = (
     *("sender", "kind", "key", "at", "held", "events", "outbox", "pending_read"),
-    *("quarantined", "effects", "baseline", "next_scans"),
+    *("drifts_since", "quarantined", "effects", "baseline", "next_scans"),
 )
 
 
@@ -85,6 +85,9 @@ async def gathered(  # noqa: PLR0913 - one resource, and how much of it
     outbox = await store.count_about(connection, sender, kind, key)
     reads = await fetches.list_requests(connection, **about, limit=1)
     held = await resources.show(connection, sender, kind, key)
+    drifts_since = await sightings.of(
+        connection, sender, kind, key, held=None if held is None else held.version
+    )
     born = (await baselines.states(connection, [(sender, kind)])).get((sender, kind))
     slots = await scans.states(connection)
     return {
@@ -102,6 +105,7 @@ async def gathered(  # noqa: PLR0913 - one resource, and how much of it
         ),
         "quarantined": kept,
         "acts": await _acts(connection, about, claimed, kept, limit=limit),
+        "drifts_since": drifts_since,
         "pending_read": None if not reads else read_item(reads[0]),
         "baseline": None
         if born is None

@@ -184,6 +184,12 @@ def _acts(found: Found) -> Iterator[Moment]:
 
 
 def _requests(found: Found) -> Iterator[Moment]:
+    if found["drifts_since"] is not None:
+        yield {
+            "at": found["drifts_since"],
+            "what": "drift",
+            "text": "the listing is seen to differ, and left to the webhook for its grace",
+        }
     read = found["pending_read"]
     if read is not None:
         error = "" if read["last_error"] is None else f"; last error: {read['last_error']}"

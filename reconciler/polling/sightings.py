@@ -83,6 +83,19 @@ async def forget(
         )
 
 
+async def of(
+    connection: AsyncConnection, sender: str, kind: str, key: str, *, held: int | None
+) -> datetime | None:
+    """Since when a resource drifts while we hold version *held*; None where it does not."""
+    statement = select(sightings.c.seen_at).where(
+        sightings.c.sender == sender,
+        sightings.c.kind == kind,
+        sightings.c.key == key,
+        sightings.c.held_version.is_not_distinct_from(held),
+    )
+    return await connection.scalar(statement)
+
+
 def old(keep: timedelta) -> Old:
     """
     What was seen first longer ago than *keep*: of kinds that nobody scans any more.

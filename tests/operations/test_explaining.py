@@ -138,6 +138,18 @@ async def test_what_nobody_has_seen_is_said_to_be_so(engine, tmp_path):
             await why(engine, house.assembly, sender="shop", kind="x", key="y", limit=1)
 
 
+async def test_what_is_left_to_its_webhook_is_said(engine, tmp_path):
+    """A scan has seen a newer version, and grace is not over; later we have moved on."""
+    async with a_house(engine, tmp_path) as house:
+        await house.outcome(order("evt_1", version=1, paid=False, amount=3))
+        await house.run_sql("insert into sightings values ('shop', 'order', 'ord_42', 1, now())")
+        assert (
+            "the listing has differed since TIME, and we are waiting for its webhook first."
+        ) in await sentence(house)
+        await house.outcome(order("evt_2", version=2, paid=False, amount=3))
+        assert "differed" not in await sentence(house)
+
+
 async def test_what_people_did_stands_in_the_story(engine, tmp_path):
     async with a_house(engine, tmp_path) as house:
         await house.outcome(order("evt_1", paid=True, amount=3))

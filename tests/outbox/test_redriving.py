@@ -292,14 +292,29 @@ async def test_discarding_releases_what_waits_and_stops_no_call(world, pretend):
     assert [Refusal.DELIVERED] == await discarded(world, head.id)
 
 
-async def test_two_operators_at_once_redrive_an_entry_once(world, pretend):
-    pretend.behave = in_turn(REFUSED, Answers())
-    (dead,) = await world.enqueue(an_entry())
-    await world.relay_once()
-    async with asyncio.TaskGroup() as both:
-        asked = [both.create_task(redriven(world, dead.id)) for _ in range(2)]
-    refusals = {one.result()[0] for one in asked}
-    assert {None, Refusal.PENDING} == refusals
+async def test_two_operators_at_once_beside_a_relay_redrive_each_entry_once(world, pretend):
+    """Forty dead letters; whoever comes second is refused, and each goes out once more."""
+    pretend.behave = lambda number, _call: REFUSED if number <= 40 else Answers()
+    asked = await world.enqueue(*(an_entry(number) for number in range(40)))
+    ids = [one.id for one in asked]
+    async with world.running():
+        await world.until(lambda: len(pretend.calls) == 40)
+        await world.until(all_in(world, "dead"))
+        async with asyncio.TaskGroup() as both:
+            operators = [both.create_task(redriven(world, *ids)) for _ in range(2)]
+        await world.until(all_in(world, "delivered"))
+    told = [
+        sorted(map(str, one)) for one in zip(*(each.result() for each in operators), strict=True)
+    ]
+    assert all("None" in one and one != ["None", "None"] for one in told)
+    assert sorted(pretend.keys) == sorted(2 * [f"key_{number}" for number in range(40)])
+
+
+def all_in(world, state):
+    async def look():
+        return {state} == set(await world.states())
+
+    return look
 
 
 async def test_entries_are_found_by_what_is_said_of_them(world, pretend):
