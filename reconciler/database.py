@@ -199,34 +199,46 @@ async def check_durable(engine: AsyncEngine, *, warn: bool = True) -> None:
 
 async def check_collation(engine: AsyncEngine) -> None:
     """
-    Warn where the database was made with another version of its locale's order of letters.
+    Warn where text was indexed by another version of a locale's order of letters.
 
-    Our own keys are COLLATE "C" and do not care; the user's text indexes may have become wrong.
-    (PostgreSQL 15 and later can tell.)
+    Our own keys are COLLATE "C" and do not care; the user's text indexes may have become wrong:
+    a unique one lets the same word in twice. The database's own locale can be told by PostgreSQL
+    15 and later, collations that an index names by every version.
     """
 
-    async def look(connection: AsyncConnection) -> tuple[str | None, str | None]:
+    async def look(connection: AsyncConnection) -> list[tuple[str, str | None, str | None]]:
         server = await connection.run_sync(lambda sync: sync.dialect.server_version_info or (0,))
-        if server < (15,):
-            return None, None
-        row = await connection.execute(
-            text(
-                "select datcollversion, pg_database_collation_actual_version(oid)"
-                " from pg_database where datname = current_database()"
-            )
-        )
-        made, actual = row.one()
-        return made, actual
+        asked = [_INDEXED] if server < (15,) else [_OWN_LOCALE, _INDEXED]
+        return [
+            (row.name, row.made, row.actual)
+            for statement in asked
+            for row in await connection.execute(text(statement))
+        ]
 
-    made, actual = await transact(engine, look)
-    if made != actual:
+    for name, made, actual in await transact(engine, look):
         log.warning(
             "database.collation_changed",
+            collation=name,
             made=made,
             actual=actual,
             consequence="text indexes of your own tables may be wrong: reindex, then"
-            " alter database ... refresh collation version",
+            " alter database or collation ... refresh version",
         )
+
+
+_OWN_LOCALE: Final = (
+    "select 'of the database' as name, datcollversion as made,"
+    " pg_database_collation_actual_version(oid) as actual from pg_database"
+    " where datname = current_database()"
+    " and datcollversion is distinct from pg_database_collation_actual_version(oid)"
+)
+_INDEXED: Final = (
+    "select distinct c.collname as name, c.collversion as made,"
+    " pg_collation_actual_version(c.oid) as actual"
+    " from pg_index i cross join unnest(i.indcollation::oid[]) as used (oid)"
+    " join pg_collation c on c.oid = used.oid"
+    " where c.collversion is distinct from pg_collation_actual_version(c.oid)"
+)
 
 
 async def clock_skew(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from reconciler.cli.acting import actor
 from reconciler.cli.shared import config_option, emit, json_option, reports_errors, run
 
 
@@ -37,12 +38,12 @@ async def migrated(config: Path | None, *, restored: bool) -> str:
     from reconciler import migrate
     from reconciler.operations.assembly import assemble
     from reconciler.operations.opening import give_birthdays, opened
-    from reconciler.operations.restoring import say_restored, whoami
+    from reconciler.operations.restoring import say_restored
 
     assembly = assemble(config)
     async with opened(assembly.loaded, migrated=False) as database:
         revision = await migrate.upgrade(database.engine)
         await give_birthdays(database.engine, assembly.kinds)
         if restored:
-            await say_restored(database.engine, actor=whoami())
+            await say_restored(database.engine, actor=actor())
     return revision

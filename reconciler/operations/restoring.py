@@ -1,7 +1,5 @@
 """Saying that the database was restored, where nothing in it or beside it shows that."""
 
-import getpass
-import socket
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -39,8 +37,3 @@ async def say_restored(engine: AsyncEngine, *, actor: str) -> int:
         return number
 
     return await transact(engine, work)
-
-
-def whoami() -> str:
-    """The user of this host who runs us."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
