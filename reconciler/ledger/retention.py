@@ -22,6 +22,8 @@ from reconciler.transactions import server_connection
 HOLD = timedelta(seconds=2)
 BATCH_WITHIN = timedelta(minutes=5)  #: for each statement
 
+WITH_BYTES = 1_000  #: rows of one batch that may be a mebibyte each, kept in two thousand pieces
+
 log = structlog.get_logger()
 
 OneBatch = Callable[[AsyncConnection, Place | None], Awaitable[Gone]]
@@ -50,8 +52,11 @@ async def purge(
     """
     work = partial(until_done, engine, sender=sender, between=between)
 
+    few = min(batch, WITH_BYTES)
+    just, heavy = partial(plain, batch=batch), partial(plain, batch=few)
+
     def entries(connection: AsyncConnection, after: Place | None) -> Awaitable[Gone]:
-        return outbox.purge(connection, sender, keep=keep.entries, after=after, batch=batch)
+        return outbox.purge(connection, sender, keep=keep.entries, after=after, batch=few)
 
     async def old_claims(connection: AsyncConnection, after: Place | None) -> Gone:
         """Claims go, and in the same commit it is said up to when events are forgotten (P11)."""
@@ -62,17 +67,16 @@ async def purge(
             await horizons.move(connection, sender, gone.latest)
         return gone
 
-    just = partial(plain, batch=batch)
     return Purged(
-        bodies=await work(just(bodies.old(sender, keep.bodies)), what="bodies"),
+        bodies=await work(heavy(bodies.old(sender, keep.bodies)), what="bodies"),
         entries=await work(entries, what="entries"),
         keys=await work(just(outbox.old_keys(sender, keep.keys)), what="keys"),
         claims=await work(old_claims, what="claims"),
         corrections=await work(just(corrections.old(sender, keep.claims)), what="corrections"),
-        quarantine=await work(just(quarantine.old(sender, keep.quarantine)), what="quarantine"),
+        quarantine=await work(heavy(quarantine.old(sender, keep.quarantine)), what="quarantine"),
         undecided=0
         if keep.undecided is None
-        else await work(just(quarantine.old_open(sender, keep.undecided)), what="undecided"),
+        else await work(heavy(quarantine.old_open(sender, keep.undecided)), what="undecided"),
     )
 
 

@@ -92,8 +92,7 @@ async def keep_purging(
         began = time.monotonic()
 
         async def between(seconds: float) -> bool:
-            beat()
-            await pause(stop, timedelta(seconds=seconds))
+            await waited(min(BEAT, timedelta(seconds=seconds)), stop=stop, beat=beat)
             return not stop.is_set()
 
         with suppress(DatabaseAwayError):  # the database part says so, once
