@@ -1,10 +1,12 @@
 """One connection to the server: how it is asked for, how long it waits, and what it notices."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import quote, unquote
 
 import psycopg
 from psycopg import generators, waiting
@@ -42,6 +44,8 @@ notices within half a second that we have closed a connection that it works for.
 """
 
 LOOK_EVERY: Final = 0.1  #: seconds between two looks at a socket that says nothing
+
+PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:,]+):([0-9]+)")  #: host and port
 
 NETWORK: Final = {
     "application_name": "reconciler",
@@ -92,12 +96,13 @@ def conninfo_for(url: str, *, password: str | None = None) -> str:
         raise ConfigError("database.url is not a PostgreSQL URL", hint='like "postgresql:///app"')
     address, _, query = rest.partition("?")
     pairs = [pair.partition("=")[::2] for pair in query.split("&") if pair]
-    hosts = [host for name, host in pairs if name == "host"]
-    if len(hosts) > 1:  # libpq would silently keep the last one
-        places = [host.rpartition(":") if ":" in host else (host, ":", "5432") for host in hosts]
+    hosts = [unquote(host) for name, host in pairs if name == "host"]
+    if len(hosts) > 1 or any(PLACE.fullmatch(host) for host in hosts):
+        # libpq would silently keep the last one, and look the port up as a part of the name
+        places = [found.groups() if (found := PLACE.fullmatch(h)) else (h, "5432") for h in hosts]
         pairs = [(name, value) for name, value in pairs if name not in {"host", "port"}]
-        pairs += [("host", ",".join(place[0] for place in places))]
-        pairs += [("port", ",".join(place[2] for place in places))]
+        pairs += [("host", quote(",".join(host.strip("[]") for host, _ in places)))]
+        pairs += [("port", ",".join(port for _, port in places))]
     query = "&".join(f"{name}={value}" for name, value in pairs)
     try:
         said = conninfo_to_dict(f"postgresql://{address}" + (f"?{query}" if query else ""))

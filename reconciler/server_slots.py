@@ -49,7 +49,8 @@ class ServerSlots:
         self.size = size
         self._connect = connect
         self._wait = wait
-        self._free = asyncio.Semaphore(size)
+        self._free = size
+        self._changed = asyncio.Event()  # replaced whenever it is set
         self._live: weakref.WeakSet[ServerConnection] = weakref.WeakSet()
         self._leaving: dict[_Slot, None] = {}  # the longest gone first
         self._connecting: dict[asyncio.Task[ServerConnection], float] = {}  # since when
@@ -64,12 +65,14 @@ class ServerSlots:
         the next who asks. Raises SQLAlchemy's TimeoutError where no slot comes free in time,
         psycopg.OperationalError where nobody answers.
         """
-        while self._spare:
-            spare = self._spare.pop()
-            if not spare.closed and spare.opened_at > self._condemned_at:
-                return spare
-            spare.let_go()
-        await self._take()
+        try:
+            async with asyncio.timeout(self._wait.total_seconds()):
+                while (spare := self._usable_spare()) is None and not self._take():
+                    await self._changed.wait()
+        except TimeoutError:
+            raise PoolTimeoutError("every connection of ours is in use at the server") from None
+        if spare is not None:
+            return spare
         loop = asyncio.get_running_loop()
         opening = loop.create_task(self._open())
         self._connecting[opening] = loop.time()
@@ -79,8 +82,6 @@ class ServerSlots:
         except asyncio.CancelledError:
             if opening.cancelled():
                 raise psycopg.OperationalError("the server has come back since") from None
-            if self._free.locked():  # others need its slot more than they need it
-                opening.cancel()
             opening.add_done_callback(self._keep)
             raise
 
@@ -136,14 +137,30 @@ class ServerSlots:
         for slot in tuple(self._leaving):
             slot.free()
 
-    async def _take(self) -> None:
-        if self._free.locked():
+    def _usable_spare(self) -> ServerConnection | None:
+        while self._spare:
+            spare = self._spare.pop()
+            if not spare.closed and self.may_be_used(spare):
+                return spare
+            spare.let_go()
+        return None
+
+    def _take(self) -> bool:
+        """Take a slot, if there is one."""
+        if self._free == 0:
             self._forgive_one()
-        try:
-            async with asyncio.timeout(self._wait.total_seconds()):
-                await self._free.acquire()
-        except TimeoutError:
-            raise PoolTimeoutError("every connection of ours is in use at the server") from None
+        taken = self._free > 0
+        self._free -= taken
+        return taken
+
+    def _give_back(self) -> None:
+        self._free += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """There is something for whoever waits."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _forgive_one(self) -> None:
         """Where all slots are held by what we have closed long ago, let one connection in."""
@@ -152,14 +169,14 @@ class ServerSlots:
         for slot in self._leaving:
             if slot.is_doubtful():
                 slot.forgiven = True
-                self._free.release()
+                self._give_back()
                 return
 
     async def _open(self) -> ServerConnection:
         try:
             connection = await self._connect()
         except BaseException:
-            self._free.release()
+            self._give_back()
             raise
         loop = asyncio.get_running_loop()
         slot = _Slot(loop=loop, pid=connection.info.backend_pid, slots=self)
@@ -172,6 +189,7 @@ class ServerSlots:
     def _keep(self, opening: asyncio.Task[ServerConnection]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             self._spare.append(opening.result())
+            self._tell()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -218,7 +236,7 @@ class _Slot:
             self.end.close()
             self.slots._leaving.pop(self, None)  # noqa: SLF001
         if not self.forgiven:
-            self.slots._free.release()  # noqa: SLF001
+            self.slots._give_back()  # noqa: SLF001
 
     def free_from_anywhere(self) -> None:
         """The connection was collected without having been closed; in whichever thread."""

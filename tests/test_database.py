@@ -152,9 +152,24 @@ def test_several_hosts_either_way():
     for url in (
         "postgresql://app@a:5432,b:5433/app",
         "postgresql+psycopg://app@/app?host=a:5432&host=b:5433",
+        "postgresql+psycopg://app@/app?host=a%3A5432&host=b%3A5433",
     ):
         found = conninfo_to_dict(conninfo_for(url))
         assert ("a,b", "5432,5433") == (found["host"], found["port"])
+
+
+def test_hosts_as_sqlalchemy_writes_them():
+    """One with its port, one without, a socket's directory, and an address with colons."""
+    for written, expected in {
+        "host=a:5433": ("a", "5433"),
+        "host=a&host=b:6000": ("a,b", "5432,6000"),
+        "host=[::1]:5433&host=%2Frun%2Fpostgresql:5434": ("::1,/run/postgresql", "5433,5434"),
+        "host=::1": ("::1", None),
+        "host=/run/postgresql&port=5433": ("/run/postgresql", "5433"),
+        "host=a,b&port=1,2": ("a,b", "1,2"),
+    }.items():
+        found = conninfo_to_dict(conninfo_for(f"postgresql://app@/app?{written}"))
+        assert expected == (found["host"], found.get("port"))
 
 
 @pytest.mark.parametrize("url", ["sqlite:///x", "mysql://a/b", "app", "", "postgresql://a/b?x=1"])

@@ -20,7 +20,7 @@ from reconciler.transactions import server_connection
 #: How long a purger that is stopped in the middle of a batch may hold what it deletes: a delivery
 #: of one of those ids waits for it.
 HOLD = timedelta(seconds=2)
-BATCH_WITHIN = timedelta(minutes=5)  #: for each statement
+BATCH_WITHIN = timedelta(seconds=40)  #: for each statement; shorter than a loop may stand still
 
 WITH_BYTES = 1_000  #: rows of one batch that may be a mebibyte each, kept in two thousand pieces
 
