@@ -237,7 +237,8 @@ _INDEXED: Final = (
     " pg_collation_actual_version(c.oid) as actual"
     " from pg_index i cross join unnest(i.indcollation::oid[]) as used (oid)"
     " join pg_collation c on c.oid = used.oid"
-    " where c.collversion is distinct from pg_collation_actual_version(c.oid)"
+    " where c.collprovider <> 'd' and c.collversion is distinct from"
+    " pg_collation_actual_version(c.oid)"
 )
 
 
