@@ -4,17 +4,17 @@ import asyncio
 import random as randomness
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox.forgetting import Old, count
-from reconciler.database import transact
-from reconciler.errors import DatabaseAwayError, UsageError
+from reconciler.database import clock_skew, transact
+from reconciler.errors import DatabaseAwayError, ReconcilerError, UsageError
 from reconciler.ledger import claims, retention
 from reconciler.ledger.retention import Between, Keep
 from reconciler.lifecycle import pause
@@ -26,6 +26,9 @@ OFTEN = timedelta(minutes=10)  #: at the longest so far apart
 SHARE = 10  #: of the shortest time that anything is kept
 SELDOM = 20  #: times as long as the last run took
 BEAT = timedelta(seconds=5)
+APART = timedelta(hours=1)  #: a clock that jumps by a year would have us forget everything
+
+log = structlog.get_logger()
 
 
 async def purge(
@@ -34,13 +37,18 @@ async def purge(
     *,
     only: str | None = None,
     between: Between = retention.rest,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> dict[str, Any]:
     """
     Remove what is older than it has to be kept, of every sender or *only* of one.
 
     Senders that are configured no more are purged like the others, by `[retention]`. Raises
-    UsageError for a sender that is neither configured nor has left anything, DatabaseAwayError.
+    UsageError for a sender that is neither configured nor has left anything, DatabaseAwayError;
+    ClocksApartError where the database's time is not believable.
     """
+    skew = await clock_skew(engine, clock=clock)
+    if abs(skew) > APART:
+        raise ClocksApartError(skew)
     items = []
     for name in await senders(engine, settings, only=only):
         purged = await retention.purge(engine, name, keep_of(name, settings), between=between)
@@ -95,8 +103,12 @@ async def keep_purging(
             await waited(min(BEAT, timedelta(seconds=seconds)), stop=stop, beat=beat)
             return not stop.is_set()
 
-        with suppress(DatabaseAwayError):  # the database part says so, once
+        try:
             await purge(engine, settings, between=between)
+        except ClocksApartError as error:
+            log.warning("retention.clocks_apart", reason=str(error))
+        except DatabaseAwayError:
+            pass  # the database part says so, once
         took = timedelta(seconds=time.monotonic() - began)
         wait = max(every(settings), SELDOM * took)
 
@@ -156,3 +168,13 @@ async def senders(
     if only not in names:
         raise UsageError(f"there is no sender {only!r}: not configured, and nothing of it is kept")
     return [only]
+
+
+class ClocksApartError(ReconcilerError):
+    """Nothing is forgotten by a clock that no other clock agrees with."""
+
+    def __init__(self, skew: timedelta) -> None:
+        super().__init__(
+            f"this host's clock and the database's are {abs(skew)} apart: nothing is purged",
+            hint="set the one right that is wrong",
+        )

@@ -1,7 +1,7 @@
 """Retention, table by table: what goes, what stays, and how little is looked at for it."""
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import event, text
@@ -179,6 +179,30 @@ async def test_copies_that_nobody_decides_about_go_only_where_that_was_said(engi
     bounded = Settings.model_validate({"retention": {"undecided": "30d"}})
     purged = await retention.purge(engine, "shop", purging.keep_of("shop", bounded))
     assert (0, 1) == (purged.quarantine, purged.undecided)
+
+
+async def test_nothing_is_forgotten_by_a_clock_that_is_alone(engine: AsyncEngine):
+    """
+    The database's host came up a year ahead: every claim looks old, and forgotten ones cannot
+    be brought back. Our own clock does not agree.
+    """
+    await run(
+        engine,
+        """insert into reconciler.processed_events
+             (sender, event_id, event_type, outcome, body_digest, processed_at)
+           values ('shop', 'evt_1', 'refund.succeeded', 'applied', '', now() - interval '365 days')
+        """,
+    )
+
+    def a_year_ago() -> datetime:
+        return datetime.now(UTC) - 365 * DAY
+
+    with pytest.raises(purging.ClocksApartError, match="365 days"):
+        await purging.purge(engine, Settings(), clock=a_year_ago)
+    async with engine.connect() as connection:
+        assert 1 == await connection.scalar(
+            text("select count(*) from reconciler.processed_events")
+        )
 
 
 def test_how_often_follows_what_is_kept_shortest():
