@@ -21,7 +21,7 @@ import psycopg
 from psycopg.rows import dict_row
 from sqlalchemy import make_url
 
-from reconciler.proving.misbehaving_http import Answer, Request, listen
+from reconciler.proving.misbehaving_http import Answer, Answering, Request, listen
 
 SECRET = "whispered"  # noqa: S105 - of a pretend sender
 TOKEN = "listing-token"  # noqa: S105
@@ -484,10 +484,15 @@ async def a_world(
     *,
     configuration: str = CONFIGURATION,
     interval: str = "1s",
+    around: Callable[[Answering], Answering] = lambda answering: answering,
 ) -> AsyncIterator[World]:
-    """A world with its servers listening and its user's tables made; the daemon is not started."""
+    """
+    A world with its servers listening and its user's tables made; the daemon is not started.
+
+    *around* stands before both servers, and may do other things to a request than they would.
+    """
     sender, destination = Sender(), Destination()
-    api, pay = await listen(sender.answer), await listen(destination.answer)
+    api, pay = await listen(around(sender.answer)), await listen(around(destination.answer))
     config = directory / "reconciler.toml"
     database = make_url(database_url)._replace(password=None)
     places = {
