@@ -22,12 +22,10 @@ from pathlib import Path
 
 from reconciler import faults, migrate
 from tests.clusters import a_cluster, made_database
-from tests.kills.judge import faults_of, quiet
+from tests.kills.judge import CURSES, faults_of, quiet
 from tests.kills.load import Load
 from tests.kills.rounds import COMMANDS, READY_WITHIN, Kills, points
 from tests.world import a_world
-
-CURSES = "alter table orders add constraint no_curses check (status <> 'cursed')"
 
 
 def main(words: list[str]) -> int:

@@ -5,6 +5,8 @@ from collections import Counter
 from tests.kills.load import Load
 from tests.world import World, eventually
 
+CURSES = "alter table orders add constraint no_curses check (status <> 'cursed')"
+
 
 async def lost(world: World, load: Load) -> list[str]:
     """Ids that were acknowledged and of which nothing is there: judged before anything heals."""

@@ -34,7 +34,8 @@ idempotency_key = "{{ event_id }}:mail"
 async def test_p15_a_poisoned_event_keeps_no_neighbour_waiting(tmp_path: Path, database_url: str):
     """
     Fifteen orders in one delivery, one of which your table will never take: the others are
-    applied and charged with that very delivery. The one is kept, with its bytes and the reason.
+    applied and charged with that very delivery. The one is kept, with its bytes and the reason,
+    and replayed once your table is mended.
     """
     async with a_world(tmp_path, database_url, configuration=BATCHES) as world:
         await world.rows("alter table orders add constraint no_curses check (status <> 'cursed')")
@@ -52,6 +53,11 @@ async def test_p15_a_poisoned_event_keeps_no_neighbour_waiting(tmp_path: Path, d
         (kept,) = (await world.document("events", "list", "--outcome", "quarantined"))["items"]
         assert ("evt_7", "shop", 1) == (kept["event_id"], kept["sender"], kept["failures"])
         assert "no_curses" in kept["fault"]
+
+        await world.rows("alter table orders drop constraint no_curses")
+        await world.document("events", "replay", "shop", "evt_7")
+        async with world.serving(*UNHEALED):
+            await world.performed(*(f"capture ord_{n}" for n in range(15)))
 
 
 async def test_p15_an_entry_that_is_refused_and_one_that_hangs_delay_no_other(

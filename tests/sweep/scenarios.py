@@ -1,5 +1,6 @@
 """What is swept: how each scenario begins, what is done, and what is done again after a failure."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -7,8 +8,9 @@ from functools import partial
 from reconciler import migrate
 from reconciler.daemon_database import DatabaseWatch
 from reconciler.errors import BusyError, DatabaseAwayError
-from reconciler.ledger import baselines, fetches
+from reconciler.ledger import fetches
 from reconciler.lifecycle import Progress
+from reconciler.operations import redriving, replayed, replaying
 from reconciler.operations.purging import purge
 from reconciler.operations.reconciling import reconcile
 from reconciler.polling.fetching import Reader
@@ -16,6 +18,7 @@ from reconciler.polling.run import Order
 from reconciler.polling.scan import run_scan
 from reconciler.polling.slots import Mode
 from reconciler.polling.waiting import Waits
+from reconciler.proving.misbehaving_http import Answer
 from reconciler.transactions import transact
 from tests.sweep.scene import Scene
 from tests.world import order_event, refund_event
@@ -46,7 +49,7 @@ async def deliver(scene: Scene) -> None:
 async def have_a_batch(scene: Scene) -> None:
     orders = [
         order_event(f"evt_{n}", {"order_id": f"ord_{n}", "version": 1, "status": status})
-        for n, status in enumerate(["paid", "paid", "cursed", "paid"])
+        for n, status in enumerate(["paid", "cursed"])
     ]
     scene.events = [*orders, refund_event("evt_r")]
 
@@ -116,8 +119,6 @@ async def ask_for_reads(scene: Scene) -> None:
 
 
 async def read(scene: Scene) -> None:
-    import asyncio
-
     reader = Reader(
         engine=scene.engine,
         rules=scene.assembly.rules,
@@ -181,11 +182,36 @@ async def migrated(scene: Scene) -> None:
     await migrate.upgrade(scene.engine)
 
 
-async def complete_baseline(scene: Scene) -> None:
-    await transact(
-        scene.engine,
-        lambda connection: baselines.complete(connection, "shop", "order", by="person"),
-    )
+# what operators do
+
+
+async def be_quarantined(scene: Scene) -> None:
+    await have_a_batch(scene)
+    await scene.take(*scene.events)
+    await scene.world.rows("alter table orders drop constraint no_curses")
+
+
+async def replay(scene: Scene) -> None:
+    by_person = replayed.Order(engine=scene.engine, assembly=scene.assembly, actor="alice")
+    async for _ in replaying.replay_all(by_person, replayed.Filters(), limit=10):
+        pass
+
+
+async def be_refused(scene: Scene) -> None:
+    await owe_calls(scene)
+    scene.world.destination.troubles = [Answer(status=400), Answer(status=400)]
+    await scene.call()
+
+
+async def redrive(scene: Scene) -> None:
+    by_person = redriving.Order(engine=scene.engine, assembly=scene.assembly, actor="alice")
+    async for _ in redriving.redrive_all(by_person, redriving.Filters(), limit=10):
+        pass
+
+
+async def redrive_and_call(scene: Scene) -> None:
+    await redrive(scene)
+    await call_until_done(scene)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +232,8 @@ SCENARIOS = (
     Scenario(name="reads", begin=ask_for_reads, act=read, again=partial(free_and, read)),
     Scenario(name="by hand", begin=be_listed, act=by_hand, again=partial(free_and, by_hand)),
     Scenario(name="one by hand", begin=be_listed, act=one_by_hand, again=one_by_hand),
+    Scenario(name="a replay", begin=be_quarantined, act=replay, again=replay),
+    Scenario(name="a redrive", begin=be_refused, act=redrive, again=redrive_and_call),
     Scenario(name="a purge", begin=grow_old, act=purged, again=purged),
     Scenario(name="a start", begin=nothing, act=look, again=look),
     Scenario(name="a migration", begin=nothing, act=migrated, again=migrated),

@@ -1,5 +1,6 @@
 """The parts of a daemon in one process, between a pretend sender, a destination and a database."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +20,7 @@ from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import give_birthdays
 from reconciler.proving.misbehaving_http import Answer, Request
 from reconciler.receiver.envelope import read_delivery
+from tests.kills.judge import CURSES
 from tests.sweep.sabotage import How, Sabotage
 from tests.world import World, a_world, eventually, order_event
 
@@ -36,8 +38,10 @@ TABLES = {
     "quarantine": "event_id, fault, state",
     "fetch_requests": "kind, key",
     "scans": "kind, mode, watermark, checkpoint::text, owner is null",
+    "actions": "actor, action",
     "baselines": "kind, completed_at is not null",
 }
+MOST_CALLS = 4  #: of one key: a failure costs one more, not more than that
 OWN_ID = re.compile(r"read:(\w+):(\w+):(\w+):\d+")
 
 
@@ -54,8 +58,6 @@ class Scene:
 
     async def take(self, *events: dict[str, Any]) -> list[str]:
         """Commit *events* as one delivery would; their outcomes."""
-        import json
-
         contract = self.assembly.contracts["shop"]
         read = [
             event
@@ -96,7 +98,7 @@ class Scene:
 
         await eventually(idle, within=10)
         calls = Counter(self.world.destination.keys)
-        assert max(calls.values(), default=0) <= 3, calls
+        assert max(calls.values(), default=0) <= MOST_CALLS, calls
 
     async def clear(self) -> None:
         """As if nothing had ever been."""
@@ -106,6 +108,9 @@ class Scene:
         )
         names = [f"reconciler.{row['tablename']}" for row in ours] + ["orders", "refunds"]
         await self.world.rows(f"truncate {', '.join(names)}")
+        await self.world.rows("alter table orders drop constraint if exists no_curses")
+        await self.world.rows(CURSES)
+        self.world.destination.troubles.clear()
         self.world.sender.orders.clear()
         for kept in (self.world.destination.calls, self.world.destination.performed):
             kept.clear()
@@ -146,7 +151,6 @@ def lossy(
 async def a_scene(directory: Path, url: str) -> AsyncIterator[Scene]:
     sabotage = Sabotage(how=How.BEFORE)
     async with a_world(directory, url, around=lambda perform: lossy(sabotage, perform)) as world:
-        await world.rows("alter table orders add constraint no_curses check (status <> 'cursed')")
         engine = engine_for(url, pool_size=4)
         assembly = assemble(world.config, environ=world.environment)
         try:
