@@ -8,7 +8,8 @@ kill -9 of real processes under load: at every point, and at any time.
 
 After each kill the next process is started and nothing else is done; the sender repeats what was
 not answered. Ends with 1 where anything that was acknowledged is lost, anything is doubled, or a
-start was not ready within five seconds.
+start was not ready within five seconds. (On a machine where a start that follows no kill takes
+longer than two, within three times that.)
 """
 
 import argparse
@@ -26,6 +27,8 @@ from tests.kills.judge import CURSES, faults_of, quiet
 from tests.kills.load import Load
 from tests.kills.rounds import COMMANDS, READY_WITHIN, Kills, points
 from tests.world import a_world
+
+SLOWER = 3  #: times as long as a start that follows no kill, where that is slow already
 
 
 def main(words: list[str]) -> int:
@@ -53,12 +56,14 @@ async def killed(place: Path, url: str, said: argparse.Namespace) -> list[str]:
     await migrate.upgrade(url)
     async with a_world(place, url) as world:
         await world.rows(CURSES)
+        begun = time.monotonic()
         async with world.serving():  # what is there before it is history
+            usual = time.monotonic() - begun
             await world.baseline_over()
         load = Load(world=world, random=random.Random(said.seed))
         kills = Kills(world=world, load=load)
         await all_rounds(kills, said)
-        found = await made_good(kills)
+        found = await made_good(kills, allowed=max(READY_WITHIN, SLOWER * usual))
     return [*found, *unreached(kills, said)]
 
 
@@ -76,7 +81,7 @@ async def all_rounds(kills: Kills, said: argparse.Namespace) -> None:
         tell(f"killed at any time, {number + 1}")
 
 
-async def made_good(kills: Kills) -> list[str]:
+async def made_good(kills: Kills, *, allowed: float) -> list[str]:
     """Start once more, let the sender repeat, wait; what is wrong then, and what came too late."""
     world, load = kills.world, kills.load
     await world.start()
@@ -85,11 +90,11 @@ async def made_good(kills: Kills) -> list[str]:
     found = [f"acknowledged and lost at once: {id_}" for id_ in kills.losses]
     found += await faults_of(world, load)
     await world.daemons[-1].stops()
-    slow = [f"ready only after {took:.1f} s" for took in kills.ready if took > READY_WITHIN]
+    slow = [f"ready only after {took:.1f} s" for took in kills.ready if took > allowed]
     tell(
         f"{sum(kills.hits.values())} kills, {len(load.acknowledged)} events acknowledged,"
         f" {load.repeated} deliveries repeated, {len(world.destination.calls)} calls,"
-        f" ready within {max(kills.ready):.1f} s at the latest"
+        f" ready within {max(kills.ready):.1f} s at the latest, {allowed:.1f} s were allowed"
     )
     return found + slow
 
