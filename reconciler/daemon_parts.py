@@ -33,6 +33,7 @@ from reconciler.receiver.app import Answered, WebhookApp
 from reconciler.receiver.envelope import Malformed
 from reconciler.receiver.group_commit import GroupCommit
 from reconciler.receiver.keeping import keeper
+from reconciler.server_room import oldest_transaction
 from reconciler.systemd import Condition, notify
 from reconciler.transactions import taking_up_to, transact
 from reconciler.web.app import admin_app
@@ -237,8 +238,10 @@ class Parts:
                 async with asyncio.timeout(GAUGES_WITHIN.total_seconds()):
                     counts = await transact(self.engine, self.count)
                     skew = await self.database.look_at_clock()
+                    oldest = await transact(self.engine, oldest_transaction)
                 self.metrics.show(counts)
                 self.metrics.clock_skew.set(skew.total_seconds())
+                self.metrics.oldest_transaction.set(oldest)
             except (DatabaseAwayError, TimeoutError):
                 pass  # the database part says so, once
             beat()

@@ -1,4 +1,4 @@
-"""Whether the server has room for as many connections as we may want."""
+"""Whether the server has room for us: for our connections, and for vacuum to clean behind us."""
 
 import structlog
 from sqlalchemy import text
@@ -31,6 +31,26 @@ CURES = {
     "role": "alter role ... connection limit, or lower database.pool_size",
     "database": "alter database ... connection limit, or lower database.pool_size",
 }
+
+
+OLDEST = text(
+    """
+    select coalesce(extract(epoch from clock_timestamp() - least(
+             (select min(xact_start) from pg_stat_activity where datname = current_database()),
+             (select min(prepared) from pg_prepared_xacts where database = current_database())
+           )), 0)
+    """
+)
+
+
+async def oldest_transaction(connection: AsyncConnection) -> float:
+    """
+    Seconds that the oldest transaction in our database has been open: vacuum cleans nothing newer.
+
+    Sessions of other roles are told only to members of pg_read_all_stats; prepared transactions
+    to everybody.
+    """
+    return float(await connection.scalar(OLDEST) or 0)
 
 
 async def check_room(engine: AsyncEngine) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from structlog.testing import capture_logs
 
 from reconciler.database import engine_for, transact
-from reconciler.server_room import check_room
+from reconciler.server_room import check_room, oldest_transaction
 
 pytestmark = pytest.mark.anyio
 
@@ -73,3 +73,13 @@ async def test_a_role_or_a_database_without_room_is_warned_of(database_url: str)
             )
         assert ["database"] == [line["limit_of"] for line in await told(engine)]
         await engine.dispose()
+
+
+async def test_a_transaction_that_holds_vacuum_back_is_seen(engine: AsyncEngine) -> None:
+    """C100: somebody's report keeps a snapshot open; the gauge grows until it ends."""
+    async with engine.connect() as report:
+        await report.execute(text("select 1"))
+        await asyncio.sleep(0.3)
+        held = await transact(engine, oldest_transaction)
+    assert 0.3 <= held
+    assert held > await transact(engine, oldest_transaction)

@@ -95,6 +95,11 @@ class Metrics:
             ["sender"],
             registry=self.registry,
         )
+        self.oldest_transaction = Gauge(
+            "reconciler_database_oldest_transaction_seconds",
+            "How long the oldest transaction in our database has been open.",
+            registry=self.registry,
+        )
         self.clock_skew = Gauge(
             "reconciler_clock_skew_seconds",
             "How far this host's clock is ahead of the database's.",
