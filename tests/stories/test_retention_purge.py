@@ -131,20 +131,24 @@ async def purge(world: World, **environment: str) -> asyncio.subprocess.Process:
     )
 
 
-async def test_a_purger_that_is_killed_in_a_batch_has_removed_none_of_it(world: World):
+async def test_a_purger_that_is_killed_has_removed_whole_batches(world: World):
     """
-    kill -9 between the claims and their horizon: both stay as they were, what happens again is
-    still known; the next purge removes the claims and says so.
+    kill -9 after a batch: that one is gone. kill -9 between the claims and their horizon: both
+    stay as they were, and what happens again is still known. The next purge removes the rest
+    and says up to when.
     """
-    await a_hundred_days_ago(world, many=10)
+    await a_hundred_days_ago(world, many=1_200)
+    killed = await purge(world, RECONCILER_TEST_CRASH_AT="between-purges")
+    assert -signal.SIGKILL == await asyncio.wait_for(killed.wait(), 30)
+    assert [1200, 200, 1200, 1200] == await left(world)
+
     killed = await purge(world, RECONCILER_TEST_CRASH_AT="between-purge-and-horizon")
     assert -signal.SIGKILL == await asyncio.wait_for(killed.wait(), 30)
-    counts = await world.counts()
-    assert (10, 0) == (counts["processed_events"], counts["purge_horizons"])
-    assert 0 == counts["outbox"], "they go first: a claim outlives its entries"
+    assert [1200, 0, 0, 0] == await left(world), "a claim outlives its entries"
+    assert 0 == (await world.counts())["purge_horizons"]
 
     (item,) = (await world.document("purge", "--sender", "shop"))["items"]
-    assert (10, 0) == (item["claims"], item["entries"])
+    assert (1200, 0) == (item["claims"], item["entries"])
     counts = await world.counts()
     assert (0, 1) == (counts["processed_events"], counts["purge_horizons"])
 
