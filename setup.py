@@ -1,4 +1,4 @@
-"""Puts `config/` and `migrations/` inside the package, and a manual page beside it."""
+"""Puts `config/` and `migrations/` inside the package; units and a manual page beside it."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,14 @@ from setuptools import find_packages, setup
 
 DATA = ("config", "migrations")
 MANUAL = Path("build/man/reconciler.1")
+
+#: Below the prefix as below /usr: `/opt/reconciler/lib/systemd/system/reconciler.service`.
+UNITS = {
+    "lib/systemd/system": ["systemd/reconciler.service", "systemd/reconciler.socket"],
+    "lib/sysusers.d": ["systemd/sysusers.d/reconciler.conf"],
+    "lib/tmpfiles.d": ["systemd/tmpfiles.d/reconciler.conf"],
+    "share/doc/reconciler": ["systemd/override.conf"],
+}
 
 places = {f"reconciler.{name}": name for name in DATA}
 for name in DATA:
@@ -30,5 +38,5 @@ setup(
     package_dir=places,
     package_data={"": ["*", "*/*"]},
     exclude_package_data={"": ["*.pyc", "__pycache__/*"]},
-    data_files=[("share/man/man1", [manual()])],
+    data_files=[*UNITS.items(), ("share/man/man1", [manual()])],
 )
