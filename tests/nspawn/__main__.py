@@ -157,6 +157,7 @@ def prepare(root: Path, machine: str) -> None:
     (root / "etc/fstab").unlink(missing_ok=True)
     (root / "opt/reconciler").mkdir(parents=True, exist_ok=True)
     shutil.copytree(REPOSITORY / "tests/nspawn", root / "stories")
+    shutil.copy(REPOSITORY / "docs/deployment.md", root / "stories")
     (units / "stories.target").write_text(
         "[Unit]\nRequires=basic.target stories.service\nAfter=basic.target\n"
     )

@@ -1,7 +1,9 @@
 """The stories that a booted machine tells: run by its stories.service, never by a host."""
 
 import filecmp
+import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -27,42 +29,40 @@ from house import (
     sql,
 )
 
-UNITS = Path("/opt/reconciler/lib")
+UNITS = Path("/opt/reconciler/lib/systemd/system")
+PAGE = Path("/stories/deployment.md")
 destination = Destination()
 
 
 def install() -> str:
-    """As docs/deployment.md says."""
-    for place in ("systemd/system", "sysusers.d", "tmpfiles.d"):
-        files = sorted(map(str, (UNITS / place).glob("reconciler.*")))
-        run("install", "-D", "-m644", f"--target-directory=/etc/{place}", *files)
-    run("systemd-sysusers", "/etc/sysusers.d/reconciler.conf")
-    run("systemd-tmpfiles", "--create", "/etc/tmpfiles.d/reconciler.conf")
+    """By the very commands of the deployment page, from the account on."""
+    version = max(Path("/usr/lib/postgresql").iterdir(), key=lambda one: int(one.name)).name
+    run("pg_createcluster", version, "main")  # as `apt install` does
+    run("systemctl", "start", f"postgresql@{version}-main.service")
+    run("sh", "-euc", documented("systemd-sysusers"))
     CONFIG.write_text(CONFIGURATION)
     SECRETS.write_text("the first secret\n")
     run("chgrp", "reconciler", str(SECRETS))
     SECRETS.chmod(0o640)
-    version = max(Path("/usr/lib/postgresql").iterdir(), key=lambda one: int(one.name)).name
-    run("pg_createcluster", version, "main")
-    run("systemctl", "start", f"postgresql@{version}-main.service")
-    run("runuser", "-u", "postgres", "--", "createuser", "reconciler")
-    run("runuser", "-u", "postgres", "--", "createdb", "--owner=reconciler", "reconciler")
-    command("migrate")
-    drop_in(
-        "override",
-        f"LoadCredential=shop-secret:{SECRETS}",
-        f"WatchdogSec={WATCHDOG}",
-    )
+    drop_in("override", f"LoadCredential=shop-secret:{SECRETS}", f"WatchdogSec={WATCHDOG}")
+    run("sh", "-euc", documented("chmod 755"))
+    migrate, enable = documented("enable --now").splitlines()
+    run("sh", "-euc", migrate)
+    run("sh", "-euc", enable.replace(" --now", ""))  # starting it is the next story
     account = run("getent", "passwd", "reconciler")
     stat = run("stat", "--format=%A %U:%G %n", "/etc/reconciler", "/var/lib/reconciler")
-    return f"{account}; {stat.replace(chr(10), '; ')}; PostgreSQL {version}, peer authentication"
+    database = json.loads(run("/usr/local/sbin/reconciler", "status", "--json"))["database"]
+    return (
+        f"{account}; {stat.replace(chr(10), '; ')}; PostgreSQL"
+        f" {database['server_version']} by peer authentication, at {database['migration']}"
+    )
 
 
-def command(*words: str) -> str:
-    """The command line as the service's account, with the secrets' own files."""
-    place = f"CREDENTIALS_DIRECTORY={SECRETS.parent}"
-    account = ("runuser", "-u", "reconciler", "--", "env", place)
-    return run(*account, "/opt/reconciler/bin/reconciler", *words, "--config", str(CONFIG))
+def documented(word: str) -> str:
+    """The block of commands with *word* in it."""
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (found,) = [block for block in blocks if word in block]
+    return str(found)
 
 
 def start() -> str:
@@ -82,10 +82,8 @@ def start() -> str:
     assert before, "nobody looked in time"
     took = time.monotonic() - began
     for name in ("service", "socket"):
-        ours, theirs = UNITS / "systemd/system", Path("/etc/systemd/system")
-        assert filecmp.cmp(
-            ours / f"reconciler.{name}", theirs / f"reconciler.{name}", shallow=False
-        )
+        unit = f"reconciler.{name}"
+        assert filecmp.cmp(UNITS / unit, Path("/etc/systemd/system") / unit, shallow=False)
     eventually(lambda: show("StatusText")[0].startswith("serving"))
     assert f"http://127.0.0.1:{WEBHOOKS}" in journal("--grep=daemon.ready")
     status, watchdog = show("StatusText", "WatchdogUSec")
