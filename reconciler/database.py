@@ -16,9 +16,9 @@ from reconciler.server_connection import (
     ANSWERED_WITHIN,
     ServerConnection,
     conninfo_for,
-    open_connection,
 )
 from reconciler.server_slots import ServerSlots
+from reconciler.timelines import Timelines
 from reconciler.transactions import is_transient, taking_up_to, told, transact
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def engine_for(
     """
     conninfo = conninfo_for(url, password=password)
 
-    slots = ServerSlots(lambda: open_connection(conninfo), size=pool_size, wait=POOL_WAIT)
+    slots = ServerSlots(Timelines(conninfo).open, size=pool_size, wait=POOL_WAIT)
     engine = create_async_engine(
         "postgresql+psycopg://",
         async_creator=slots.open,
