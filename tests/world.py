@@ -279,6 +279,8 @@ class World:
     config: Path
     http: httpx.AsyncClient
     daemons: list[Daemon] = field(default_factory=list)
+    python: str = sys.executable
+    """Whose `reconciler` is started: another version's has an interpreter of its own."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -326,7 +328,7 @@ class World:
     ) -> asyncio.subprocess.Process:
         with log_file.open("ab") as errors:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "reconciler", "serve", "--config", str(self.config)),
+                *(self.python, "-m", "reconciler", "serve", "--config", str(self.config)),
                 *words,
                 stderr=errors,
                 env={**self.environment, **environment},
@@ -367,7 +369,7 @@ class World:
     ) -> tuple[int, str, str]:
         """Run `reconciler`: exit code, stdout, stderr."""
         started = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "reconciler", *words, "--config", str(self.config)),
+            *(self.python, "-m", "reconciler", *words, "--config", str(self.config)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
