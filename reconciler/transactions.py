@@ -65,6 +65,7 @@ async def transact(
     """
     unknown = False
     failure: Exception | None = None
+    cancelled = cancellations()
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + RETRIES_FOR.total_seconds()
     for attempt in range(attempts):
@@ -78,7 +79,7 @@ async def transact(
         except PoolTimeoutError as error:
             raise DatabaseAwayError("all database connections are in use") from error
         except Exception as error:
-            if is_cancelled():  # whatever cleaning up has made of it
+            if cancellations() > cancelled:  # whatever cleaning up has made of it
                 raise asyncio.CancelledError from error
             if not is_transient(error):
                 raise
@@ -117,10 +118,10 @@ async def transact_once(
         return result
 
 
-def is_cancelled() -> bool:
-    """Whether this task has been asked to end and has not yet."""
+def cancellations() -> int:
+    """How often this task has been asked to end and has not yet."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task is not None else 0
 
 
 @contextmanager
