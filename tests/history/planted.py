@@ -1,6 +1,6 @@
 """Bugs that a history must not get away with: each one expression, in a copy of the packages."""
 
-from tests.mutants import CLAIM, GUARD, STABLE_KEY, Mutant
+from tests.mutants import GUARD, STABLE_KEY, Mutant
 
 COMMIT_NOW = "await (await connection.get_raw_connection()).driver_connection.commit()"
 
@@ -18,7 +18,13 @@ PLANTED: dict[str, tuple[Mutant, ...]] = {
             "    _rows.version != _newer.version,\n",
         ),
     ),
-    "no claim": (CLAIM,),
+    "no claim": (
+        bug(
+            "reconciler/ledger/claims.py",
+            "return {(row.sender, row.event_id) for row in taken}",
+            'return {(row["sender"], row["event_id"]) for row in rows}',
+        ),
+    ),
     "outbox row outside the transaction": (
         bug(
             "outbox/enqueue.py",
