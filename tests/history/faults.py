@@ -10,7 +10,8 @@ from tests.history.sender import Sender
 from tests.history.server import Cluster
 from tests.history.waiting import until
 
-AWAY = 0.4  #: seconds that a server is out of reach
+FROZEN = 0.4  #: seconds
+AWAY = 2.0  #: seconds; more than a transaction is tried again for, so that senders hear of it
 OCCASION = 3.0  #: seconds in which a COMMIT that can be cut must come
 
 
@@ -50,7 +51,7 @@ async def break_one(what: str, replica: Replica, cluster: Cluster) -> bool:
             await cluster.restart()
         case "freeze":
             proxy.freeze()
-            await asyncio.sleep(AWAY)
+            await asyncio.sleep(FROZEN)
             proxy.thaw()
             proxy.reset_all()
         case "refuse":

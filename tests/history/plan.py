@@ -159,7 +159,7 @@ def plan(seed: int) -> Plan:
         events=events,
         crash_at=tuple(draw_time(fate, POINTS[turn % len(POINTS)]) for turn in turns),
         faults=draw_faults(fate, turns, replicas=replicas, events=len(events)),
-        encores=shop.all_events(ENCORES),
+        encores=Shop(fate=fate, rates=rates, prefix="encore_").all_events(ENCORES),
     )
     aftermath = Round(
         events=shop.last_events(fate.randrange(8, 14)),
@@ -211,9 +211,10 @@ def draw_faults(
 class Shop:
     """Orders that live, and what the sender tells of them."""
 
-    def __init__(self, *, fate: random.Random, rates: Rates) -> None:
+    def __init__(self, *, fate: random.Random, rates: Rates, prefix: str = "") -> None:
         self.fate = fate
         self.rates = rates
+        self.prefix = prefix
         self.orders: dict[str, dict[str, Any]] = {}
         self.told = 0
 
@@ -227,6 +228,7 @@ class Shop:
     def last_events(self, number: int) -> tuple[Planned, ...]:
         """The last ones about some orders are held back until the reconciler knows."""
         events = [self.event() for _ in range(number)]
+        events += [self.muddled(order) for order in list(self.orders.values())[-3:]]
         seen: set[str] = set()
         for place in reversed(range(len(events))):
             event = events[place]
@@ -244,19 +246,24 @@ class Shop:
             return self.malformed()
         moved = [order for order in self.orders.values() if order["version"] < len(LIFE)]
         if len(moved) < 4:
-            self.orders[f"ord_{len(self.orders) + 1}"] = order = {
-                "order_id": f"ord_{len(self.orders) + 1}",
+            order_id = f"{self.prefix}ord_{len(self.orders) + 1}"
+            self.orders[order_id] = order = {
+                "order_id": order_id,
                 "version": 0,
                 "amount": self.fate.randrange(100, 100_000),
             }
         else:
             order = self.fate.choice(moved)
         if order["version"] and draw < 0.34:
-            return self.planned("muddled", "order.muddled", {**order, "status": "muddled"})
+            return self.muddled(order)
         order["version"] += 1
         order["status"] = LIFE[order["version"] - 1]
         order["paid"] = order["version"] > LIFE.index("paid")
         return self.planned("order", f"order.{order['status']}", dict(order))
+
+    def muddled(self, order: Mapping[str, Any]) -> Planned:
+        """Another state under the version that the order has: a read has to tell which is right."""
+        return self.planned("muddled", "order.muddled", {**order, "status": "muddled"})
 
     def refund(self, amount: int) -> Planned:
         data = {"order_id": self.fate.choice(list(self.orders)), "amount": amount}
@@ -279,7 +286,7 @@ class Shop:
             for _ in range(copies)
         )
         return Planned(
-            id=f"evt_{self.told}",
+            id=f"{self.prefix}evt_{self.told}",
             type=type_,
             kind=kind,
             data=data,

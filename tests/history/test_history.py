@@ -171,6 +171,18 @@ def test_the_seeds_of_a_batch_come_to_every_point_and_every_fault():
     assert set(FAULTS) == {fault.what for one in rounds for fault in one.faults}
 
 
+def test_nothing_is_told_of_a_version_that_never_was():
+    """Encores come or do not: what comes after them must not build upon them."""
+    for seed in range(1, ENOUGH + 1):
+        one = plan(seed)
+        for events in ((*one.before.events, *one.aftermath.events), one.before.encores):
+            told = set()
+            for event in events:
+                version = event.data["order_id"], event.data.get("version")
+                assert event.kind != "muddled" or version in told
+                told.add(version)
+
+
 def test_a_batch_that_met_nothing_has_proved_nothing():
     assert list(REQUIRED) == not_met(judging.Counter())
 
