@@ -86,7 +86,7 @@ async def forget(
     two that forget share the work.
     """
     looked = _looked(old, after=after, batch=batch)
-    gone = _gone(old, looked)
+    gone = _gone(old, looked, value)
     place = select(looked.c.moment, cast(looked.c.address, Text).label("address"))
     last = place.order_by(looked.c.moment.desc(), looked.c.address.desc()).limit(1).subquery("last")
     found = await connection.execute(
@@ -140,7 +140,7 @@ def _is_old(old: Old, victim: FromClause) -> Sequence[ColumnElement[bool]]:
     return [victim.c[old.by] < func.now() - keep, *old.among(victim)]
 
 
-def _gone(old: Old, looked: CTE) -> CTE:
+def _gone(old: Old, looked: CTE, value: str | None) -> CTE:
     free = old.table.alias("free")
     its_address: ColumnElement[Any] = literal_column("free.ctid", RowAddress)
     going = select(looked.c.address).where(~looked.c.stays).scalar_subquery()
@@ -154,4 +154,5 @@ def _gone(old: Old, looked: CTE) -> CTE:
     address: ColumnElement[Any] = literal_column(f"{old.table.name}.ctid", RowAddress)
     locked = select(held.c.address).scalar_subquery()
     statement = delete(old.table).where(address == any_(func.array(locked)))
-    return statement.returning(old.table).cte("gone")
+    told = {old.table.c[old.by], old.table.c[value or old.by]}
+    return statement.returning(*told).cte("gone")
