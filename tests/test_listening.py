@@ -338,12 +338,16 @@ async def test_the_queue_of_a_passed_socket_is_for_our_successor() -> None:
         shared = Listeners(sockets=[held.dup()], passed=True)
         shared.sockets[0].setblocking(False)
         async with served(shared) as stop:
+            client = socket.create_connection(place)  # the loop does not turn meanwhile
+            client.sendall(GET)
             stop.set()
-            reader, writer = await asyncio.open_connection(*place)
-            writer.write(GET)
-        async with served(Listeners(sockets=[held.dup()], passed=True)):
-            assert b"ok" in await reader.readuntil(b"ok")
-        writer.close()
+        client.setblocking(False)
+        with client:
+            with pytest.raises(BlockingIOError):
+                client.recv(1000)
+            async with served(Listeners(sockets=[held.dup()], passed=True)):
+                loop = asyncio.get_running_loop()
+                assert (await loop.sock_recv(client, 1000)).startswith(b"HTTP/1.1 200")
 
 
 async def test_the_queue_of_our_own_socket_is_answered() -> None:
