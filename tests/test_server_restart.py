@@ -108,6 +108,31 @@ async def test_the_server_dies_under_load_and_comes_back(
             await daemon.stops()
 
 
+async def test_server_and_daemon_die_at_once(server: Server, tmp_path: Path):
+    """kill -9 of both in the middle of everything. Both are started; nothing else is done."""
+    with made_database(server.url, "shop") as url:
+        await migrate.upgrade(url)
+        async with a_world(tmp_path, url) as world:
+            await world.rows(CURSES)
+            daemon = await world.start()
+            await world.baseline_over()
+            load = Load(world=world, random=random.Random(5))
+            async with load.towards(daemon):
+                await answered(load, 30)
+                assert server.process is not None
+                server.process.send_signal(signal.SIGKILL)
+                daemon.process.kill()
+                await daemon.dies()
+            await back(server)
+            assert [] == await lost(world, load)
+            await world.start()
+            await load.drained()
+            await world.time_passes()
+            await quiet(world)
+            assert [] == await faults_of(world, load)
+            await world.daemons[-1].stops()
+
+
 async def answered(load: Load, many: int) -> None:
     """Wait until *many* deliveries have been acknowledged."""
 

@@ -25,7 +25,7 @@ from reconciler import faults, migrate
 from tests.clusters import a_cluster, made_database
 from tests.kills.judge import CURSES, faults_of, quiet
 from tests.kills.load import Load
-from tests.kills.rounds import COMMANDS, READY_WITHIN, Kills, points
+from tests.kills.rounds import COMMANDS, FIRST, READY_WITHIN, Kills, points
 from tests.world import a_world
 
 SLOWER = 3  #: times as long as a start that follows no kill, where that is slow already
@@ -56,6 +56,8 @@ async def killed(place: Path, url: str, said: argparse.Namespace) -> list[str]:
     await migrate.upgrade(url)
     async with a_world(place, url) as world:
         await world.rows(CURSES)
+        await world.dies_at(FIRST)
+        tell(f"killed at {FIRST}")
         begun = time.monotonic()
         async with world.serving():  # what is there before it is history
             usual = time.monotonic() - begun
