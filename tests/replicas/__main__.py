@@ -101,6 +101,7 @@ class Proof:
     """What has been run so far."""
 
     seed: int
+    pace: float
     cluster: str
     alone: dict[int, Result] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -130,7 +131,7 @@ class Proof:
                     steps,
                     scenario.replicas,
                     seed=self.seed,
-                    pace=PACE,
+                    pace=self.pace,
                     meanwhile=scenario.meanwhile,
                     configuration=scenario.configuration,
                     first_python=scenario.first_python,
@@ -144,18 +145,21 @@ class Proof:
 
 @click.command()
 @click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--pace", type=float, default=PACE, help="Seconds between two events.")
 @click.option("--only", default="", help="Scenarios whose name begins so.")
 @click.option("--from", "revision", help="The revision to upgrade from.")
 @click.option("--repository", type=click.Path(path_type=Path), default=versions.ROOT)
 @click.option("--json", "as_json", is_flag=True, help="All figures, as one document.")
-def main(*, seed: int, only: str, revision: str | None, repository: Path, as_json: bool) -> None:
+def main(
+    *, seed: int, pace: float, only: str, revision: str | None, repository: Path, as_json: bool
+) -> None:
     """
     Hold several replicas against one under the same seeded load, whatever happens to them.
 
     Needs git and this repository's history for the rolling upgrade, Debian's faketime for clocks.
     """
     with tempfile.TemporaryDirectory(prefix="upgrade-") as name, a_cluster() as cluster:
-        proof = Proof(seed=seed, cluster=cluster)
+        proof = Proof(seed=seed, pace=pace, cluster=cluster)
         for scenario in every():
             if scenario.name.startswith(only):
                 proof.prove(scenario)
