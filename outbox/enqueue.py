@@ -208,11 +208,11 @@ def _insert_entries() -> ReturningInsert[Any]:
         "state": state,
         "last_error": case((maybe_sent, RESTORED), else_=given.last_error),
         "body": func.decode(given.body, "base64"),
+        "created_at": func.clock_timestamp(),
         "due_at": case((goes_on, func.clock_timestamp())),
         "first_attempt_at": case(
             (maybe_sent, func.coalesce(given.happened_at, now.c.lost_since, now.c.opened_at))
         ),
-        "created_at": func.clock_timestamp(),
         "completed_at": case((state != PENDING, func.clock_timestamp())),
     }
     source = rows.outerjoin(now, true())
