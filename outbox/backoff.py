@@ -52,8 +52,8 @@ def read_retry_after(
     if asked is None:
         return None
 
-    if _SECONDS.fullmatch(asked.strip()):
-        seconds = float(asked)  # however many digits there are: at worst it is infinite
+    if _SECONDS.fullmatch(said := asked.strip()):
+        seconds = float(said)  # however many digits there are: at worst it is infinite
     else:
         then = _read_date(asked)
         if then is None:
