@@ -256,6 +256,8 @@ async def test_what_history_held_back_is_released_once_and_takes_its_key(world, 
         await world.states(),
         pretend.keys,
     )
+    await run_sql(world.engine, "delete from reconciler.effect_keys")  # as a purge does
+    assert [Refusal.KEY_USED] == await redriven(world, later.id)
 
 
 async def test_an_old_attempt_that_fails_late_changes_nothing_and_one_that_succeeds_does(world):
