@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -130,6 +131,7 @@ async def prepare_transaction(
     *,
     lock_timeout: timedelta = LOCK_WAIT,
     idle: timedelta = IDLE_IN_TRANSACTION,
+    statement_timeout: timedelta | None = None,
     search_path: str | None = None,
 ) -> None:
     """
@@ -145,20 +147,18 @@ async def prepare_transaction(
         "lock_timeout": milliseconds(lock_timeout),
         "idle_in_transaction_session_timeout": milliseconds(idle),
     }
+    if statement_timeout is not None:
+        limits["statement_timeout"] = milliseconds(statement_timeout)
     if path:
-        await _LIMITS_AND_PATH.count(connection, **limits, search_path=path)
-    else:
-        await _LIMITS.count(connection, **limits)
+        limits["search_path"] = path
+    await _settings(*limits).count(connection, **limits)
 
 
+@cache
 def _settings(*names: str) -> Compiled:
     """The statement that sets what *names* are for this transaction."""
     values = (func.set_config(name, bindparam(name, type_=Text), True) for name in names)
     return Compiled(select(*values))
-
-
-_LIMITS = _settings("lock_timeout", "idle_in_transaction_session_timeout")
-_LIMITS_AND_PATH = _settings("lock_timeout", "idle_in_transaction_session_timeout", "search_path")
 
 
 def milliseconds(duration: timedelta) -> str:

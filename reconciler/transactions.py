@@ -28,6 +28,7 @@ BACKOFF_BASE: Final = timedelta(milliseconds=50)
 BACKOFF_CAP: Final = timedelta(seconds=1)
 RETRIES_FOR: Final = timedelta(seconds=20)  #: after that no further attempt begins
 
+STATEMENT_TOO_LONG: Final = "57014"  #: SQLSTATE: a statement was not done in time
 LOCK_NOT_AVAILABLE: Final = "55P03"  #: SQLSTATE: a lock was not to be had in time
 
 PASSING_STATES: Final = frozenset(
@@ -40,6 +41,7 @@ PASSING_STATES: Final = frozenset(
         "53200",  # out of memory
         "53300",  # too many connections
         LOCK_NOT_AVAILABLE,
+        STATEMENT_TOO_LONG,
         "58030",  # input/output error
     }
 )

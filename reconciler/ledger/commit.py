@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 import structlog
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -21,6 +22,7 @@ from reconciler.ledger.rules import Rules
 from reconciler.transactions import LOCK_NOT_AVAILABLE, crash_in_commit, sqlstate_of
 
 LOCK_WAIT = timedelta(seconds=2)  #: for a twin in flight; then 503, and the sender tries again
+STATEMENT_WAIT = timedelta(seconds=5)  #: for one statement of the user's; then it has failed
 
 #: What one event alone can cause: its content, or what the user's own code makes of it.
 BLAMED = (
@@ -45,6 +47,7 @@ async def commit(
     events: Sequence[Event],
     *,
     lock_timeout: timedelta = LOCK_WAIT,
+    statement_timeout: timedelta = STATEMENT_WAIT,
 ) -> list[Result]:
     """
     Apply *events* and commit them; one result an event, in their order.
@@ -59,7 +62,10 @@ async def commit(
 
     async def work(connection: AsyncConnection) -> list[Result]:
         await prepare_transaction(
-            connection, lock_timeout=lock_timeout, search_path=rules.search_path
+            connection,
+            lock_timeout=lock_timeout,
+            statement_timeout=statement_timeout,
+            search_path=rules.search_path,
         )
         faults.point("after-begin")
         results = await apply_unless_locked(connection, rules, events)
@@ -79,8 +85,10 @@ async def commit(
         log.info("ledger.batch_halved", events=len(events), fault=type(error).__name__)
         wait = lock_timeout / 4 if isinstance(error, LockedError) else lock_timeout
         middle = len(events) // 2
-        first = await commit(engine, rules, events[:middle], lock_timeout=wait)
-        return first + await commit(engine, rules, events[middle:], lock_timeout=wait)
+        half = partial(
+            commit, engine, rules, lock_timeout=wait, statement_timeout=statement_timeout
+        )
+        return await half(events[:middle]) + await half(events[middle:])
     faults.point("after-commit")
     return results
 

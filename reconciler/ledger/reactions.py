@@ -20,6 +20,7 @@ from reconciler.ledger.handlers import Transaction
 from reconciler.ledger.rules import Reactions, Rules
 from reconciler.ledger.sending import Execution, Sending
 from reconciler.ledger.user_sql import ApplyStep
+from reconciler.transactions import STATEMENT_TOO_LONG, sqlstate_of
 
 __all__ = ["Asked", "Cause", "Explained", "UserStepError", "react", "run_apply"]
 
@@ -173,8 +174,12 @@ def asked_for(entry: NewEntry, answer: Enqueued) -> Asked:
 
 
 def raise_unless_passing(error: Exception, *, where: str, event: Event) -> NoReturn:
-    """Blame the user's step, unless it was the database that failed and may not fail again."""
-    if database.is_transient(error):
+    """
+    Blame the user's step, unless it was the database that failed and may not fail again.
+
+    (A step that takes too long will do so again; a statement of ours would not.)
+    """
+    if database.is_transient(error) and sqlstate_of(error) != STATEMENT_TOO_LONG:
         raise error
     raise UserStepError(where=where, event=event, original=error) from error
 

@@ -42,6 +42,29 @@ async def shop(engine: AsyncEngine) -> Shop:
     return shop
 
 
+async def test_a_statement_without_an_end_is_the_fault_of_its_event(engine: AsyncEngine) -> None:
+    """
+    The user's statement never ends for one order of eight, as with a query that lacks an index.
+
+    It is given up, and that order alone is set aside; the database is not taken to be away.
+    """
+    endless = """
+[[senders.shop.apply]]
+on_change = ["order"]
+sql = "select pg_sleep(case when :id = 'ord_3' then 600 else 0 end)"
+params = { id = "key" }
+"""
+    shop = await Shop.open(engine, SHOP + endless + LIST + GET + CAPTURE)
+    events = [shop.event(version=1, key=f"ord_{n}", paid=True) for n in range(8)]
+    results = await shop.takes(*events, statement_timeout=timedelta(milliseconds=300))
+
+    failed = [n for n, result in enumerate(results) if result.outcome is Outcome.QUARANTINED]
+    assert [3] == failed
+    assert results[3].retryable
+    assert "statement timeout" in str(results[3].fault)
+    assert 7 == await shop.charges()
+
+
 async def test_only_the_guilty_one_of_a_batch_is_quarantined(shop: Shop) -> None:
     """Fifty orders, one of which the user's table refuses. Forty-nine are applied."""
     events = [
