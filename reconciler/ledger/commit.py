@@ -1,6 +1,7 @@
 """Where the transaction begins and ends: a batch, or its events one by one when it fails."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
@@ -61,11 +62,8 @@ async def commit(
         return []
 
     async def work(connection: AsyncConnection) -> list[Result]:
-        await prepare_transaction(
-            connection,
-            lock_timeout=lock_timeout,
-            statement_timeout=statement_timeout,
-            search_path=rules.search_path,
+        await set_limits(
+            connection, rules, lock_timeout=lock_timeout, statement_timeout=statement_timeout
         )
         faults.point("after-begin")
         results = await apply_unless_locked(connection, rules, events)
@@ -93,12 +91,40 @@ async def commit(
     return results
 
 
+async def set_limits(
+    connection: AsyncConnection,
+    rules: Rules,
+    *,
+    lock_timeout: timedelta = LOCK_WAIT,
+    statement_timeout: timedelta = STATEMENT_WAIT,
+) -> None:
+    """
+    Say how long the transaction that applies events waits, and where the user's tables are.
+
+    A statement of the user's that never ends is to fail, and not the connection under it: that
+    looks like an outage, and the same statement would be sent again and again.
+    """
+    await prepare_transaction(
+        connection,
+        lock_timeout=lock_timeout,
+        statement_timeout=statement_timeout,
+        search_path=rules.search_path,
+    )
+
+
 async def apply_unless_locked(
     connection: AsyncConnection, rules: Rules, events: Sequence[Event]
 ) -> list[Result]:
     """Apply *events*; LockedError where another transaction holds for too long what one needs."""
-    try:
+    with unless_locked():
         return await apply(connection, rules, events)
+
+
+@contextmanager
+def unless_locked() -> Iterator[None]:
+    """Tell a lock that is not to be had from every other trouble: LockedError."""
+    try:
+        yield
     except DBAPIError as error:
         if sqlstate_of(error) == LOCK_NOT_AVAILABLE:
             raise LockedError from error

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import prepare_transaction, told, transact
+from reconciler.database import told, transact
 from reconciler.errors import DatabaseAwayError, ReconcilerError, UsageError
 from reconciler.ledger import resources
-from reconciler.ledger.commit import BLAMED, LOCK_WAIT, LockedError, is_ours
+from reconciler.ledger.commit import BLAMED, is_ours, set_limits, unless_locked
 from reconciler.ledger.reapplication import Reapplied, reapply
 from reconciler.operations import actions
 from reconciler.operations.assembly import Assembly
 from reconciler.polling.rehearsal import rolled_back
-from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
 
 BATCH = 50  #: rows of one transaction: a webhook about one of them waits for it
 
@@ -117,13 +115,9 @@ async def _one_by_one(order: Order, keys: Sequence[str], *, noted: bool) -> list
 async def _run(order: Order, keys: Sequence[str], *, noted: bool) -> list[Item]:
     async def work(connection: AsyncConnection) -> list[Item]:
         rules = order.assembly.rules
-        await prepare_transaction(connection, lock_timeout=LOCK_WAIT, search_path=rules.search_path)
-        try:
+        await set_limits(connection, rules)
+        with unless_locked():
             done = await reapply(connection, rules, order.sender, order.kind, keys)
-        except DBAPIError as error:
-            if sqlstate_of(error) == LOCK_NOT_AVAILABLE:
-                raise LockedError from error
-            raise
         if noted and done[keys[0]] is not None:
             await _note(order, keys[0], connection)
         return [item_of(one) if one is not None else nothing(key) for key, one in done.items()]

@@ -1,20 +1,17 @@
 """Replaying: what is in quarantine goes through the one transaction again, by a person's hand."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import bounded
-from reconciler.database import prepare_transaction, told, transact
+from reconciler.database import told, transact
 from reconciler.errors import DatabaseAwayError, ReconcilerError, UsageError
 from reconciler.ledger import claims, quarantine
-from reconciler.ledger.apply import apply
-from reconciler.ledger.batch import Result
-from reconciler.ledger.commit import BLAMED, LOCK_WAIT, LockedError, is_ours
+from reconciler.ledger.commit import BLAMED, LockedError, apply_unless_locked, is_ours, set_limits
 from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.rowsets import AnyRow
 from reconciler.operations import actions
@@ -34,7 +31,6 @@ from reconciler.operations.replayed import (
 from reconciler.polling.rehearsal import rolled_back
 from reconciler.receiver.contract import SenderContract
 from reconciler.receiver.envelope import Malformed, MalformedError, read_delivery, reread
-from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
 
 PAGE = 100  #: copies that are looked up at a time
 WHAT_IS = "`reconciler events list --outcome quarantined` shows what is in quarantine"
@@ -107,7 +103,7 @@ async def replay_copy(order: Order, id_: UUID) -> list[Item]:
 
 async def _replay(order: Order, id_: UUID, connection: AsyncConnection) -> list[Item]:
     rules = order.assembly.rules
-    await prepare_transaction(connection, lock_timeout=LOCK_WAIT, search_path=rules.search_path)
+    await set_limits(connection, rules)
     # Not locked: whoever applies it claims it first and closes the copy then, and so do we.
     copy = await quarantine.show(connection, id_)
     if copy is None:
@@ -120,7 +116,7 @@ async def _replay(order: Order, id_: UUID, connection: AsyncConnection) -> list[
     if contract is None:
         raise MalformedError("its sender is not configured any more")
     events, beyond_use = events_of(contract, copy)
-    results = await _applied(connection, order, events)
+    results = await apply_unless_locked(connection, rules, events) if events else []
     fates = {fate_of(result) for result in results}
     # without an id of its own: what fails of it is kept under the ids of its events by now
     if beyond_use is None and (copy.event_id is None or Fate.QUARANTINED not in fates):
@@ -133,19 +129,6 @@ async def _replay(order: Order, id_: UUID, connection: AsyncConnection) -> list[
     for item in items:
         await note(connection, order, item)
     return items
-
-
-async def _applied(
-    connection: AsyncConnection, order: Order, events: Sequence[Event]
-) -> list[Result]:
-    if not events:
-        return []
-    try:
-        return await apply(connection, order.assembly.rules, events)
-    except DBAPIError as error:
-        if sqlstate_of(error) == LOCK_NOT_AVAILABLE:
-            raise LockedError from error
-        raise
 
 
 def events_of(contract: SenderContract, copy: AnyRow) -> tuple[list[Event], str | None]:

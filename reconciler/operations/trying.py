@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import prepare_transaction
 from reconciler.errors import UsageError
 from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import Result
+from reconciler.ledger.commit import set_limits
 from reconciler.ledger.event import Event
 from reconciler.ledger.reactions import Asked, Explained, UserStepError
 from reconciler.operations.assembly import Assembly
@@ -37,7 +37,7 @@ async def attempt(
     async with engine.connect() as connection:
         transaction = await connection.begin()
         try:
-            await prepare_transaction(connection)
+            await set_limits(connection, assembly.rules)
             items = [await tried(connection, assembly, event) for event in delivery.events]
         finally:
             await transaction.rollback()

@@ -6,9 +6,10 @@ from typing import Generic, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import is_transient, prepare_transaction, told, transact
+from reconciler.database import is_transient, told, transact
 from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import Result
+from reconciler.ledger.commit import set_limits
 from reconciler.ledger.event import Event, Outcome
 from reconciler.ledger.reactions import UserStepError
 from reconciler.ledger.rules import Rules
@@ -46,7 +47,7 @@ async def rehearse(engine: AsyncEngine, rules: Rules, events: Sequence[Event]) -
 
 async def _rehearse_one(engine: AsyncEngine, rules: Rules, event: Event) -> Result:
     async def work(connection: AsyncConnection) -> Result:
-        await prepare_transaction(connection, search_path=rules.search_path)
+        await set_limits(connection, rules)
         return (await apply(connection, rules, [event]))[0]
 
     try:

@@ -8,11 +8,11 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import faults
-from reconciler.database import prepare_transaction, transact
+from reconciler.database import transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import fetches, quarantine, resources
 from reconciler.ledger.batch import Result
-from reconciler.ledger.commit import BLAMED, LOCK_WAIT, apply_unless_locked, commit
+from reconciler.ledger.commit import BLAMED, apply_unless_locked, commit, set_limits
 from reconciler.ledger.event import Outcome
 from reconciler.polling import scans, sightings
 from reconciler.polling.checkpoint import Checkpoint
@@ -68,9 +68,6 @@ async def _in_one(run: Run, page: ReadPage, following: Checkpoint) -> Settled:
     order = run.order
 
     async def work(connection: AsyncConnection) -> Settled:
-        await prepare_transaction(
-            connection, lock_timeout=LOCK_WAIT, search_path=order.rules.search_path
-        )
         judged, differing = await _judged(connection, run, page)
         results = await _applied(connection, run, judged)
         await _forget_sightings(connection, run, results)
@@ -84,6 +81,7 @@ async def _in_one(run: Run, page: ReadPage, following: Checkpoint) -> Settled:
 async def _applied(connection: AsyncConnection, run: Run, judged: Judged) -> Sequence[Result]:
     if not judged.events:
         return []
+    await set_limits(connection, run.order.rules)
     # a lock that is not to be had is of one row: the others need not wait
     return await apply_unless_locked(connection, run.order.rules, judged.events)
 

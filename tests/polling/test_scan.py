@@ -217,6 +217,29 @@ async def test_a_failing_statement_of_the_users_delays_nothing_but_its_own_item(
         ]
 
 
+async def test_a_statement_without_an_end_delays_nothing_but_its_own_item(engine):
+    """
+    P15: for one order the user's statement never ends. That is not taken for an outage, which the
+    scan would meet again each time: the order is left to a read, and the pass goes on.
+    """
+    statement = {
+        "on_change": ["order"],
+        "sql": "select pg_sleep(case when :key = 'ord_0' then 600 else 0 end)",
+        "params": {"key": "key"},
+    }
+    async with a_world(engine, apply=(statement,)) as world:
+        world.shop.size = 1
+        for number in range(2):
+            world.shop.put(f"ord_{number}", version=1)
+        report = await world.scan()
+
+        assert (End.COMPLETED, 1, 1) == (report.end, report.corrected, report.failed)
+        assert {"ord_1": 1} == await world.held()
+        assert ["ord_0"] == [
+            row.key for row in await world.rows("select key from reconciler.fetch_requests")
+        ]
+
+
 async def test_what_fails_without_a_get_holds_the_watermark(engine):
     """Without a read to try it again, the next scan must see it again."""
     statement = {
@@ -299,7 +322,7 @@ async def test_a_page_without_drift_writes_only_its_progress(engine):
         with statements(engine) as many:
             await world.scan()
 
-        assert 5 * 3 == len(many) - len(few)  # limits, comparison, progress
+        assert 5 * 2 == len(many) - len(few)  # comparison, progress
         tables = {
             one.split("reconciler.")[1].split()[0]
             for one in many
