@@ -76,7 +76,7 @@ class ServerSlots:
         loop = asyncio.get_running_loop()
         opening = loop.create_task(self._open())
         self._connecting[opening] = loop.time()
-        opening.add_done_callback(self._connecting.pop)
+        opening.add_done_callback(self._opened)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -173,11 +173,7 @@ class ServerSlots:
                 return
 
     async def _open(self) -> ServerConnection:
-        try:
-            connection = await self._connect()
-        except BaseException:
-            self._give_back()
-            raise
+        connection = await self._connect()
         loop = asyncio.get_running_loop()
         slot = _Slot(loop=loop, pid=connection.info.backend_pid, slots=self)
         connection.opened_at = loop.time()
@@ -185,6 +181,11 @@ class ServerSlots:
         self._live.add(connection)
         weakref.finalize(connection, slot.free_from_anywhere).atexit = False
         return connection
+
+    def _opened(self, opening: asyncio.Task[ServerConnection]) -> None:
+        del self._connecting[opening]
+        if opening.cancelled() or opening.exception() is not None:  # perhaps it never began
+            self._give_back()
 
     def _keep(self, opening: asyncio.Task[ServerConnection]) -> None:
         if not opening.cancelled() and opening.exception() is None:

@@ -23,7 +23,7 @@ from reconciler import server_connection
 from reconciler.database import engine_for, taking_up_to, transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.server_connection import ServerConnection
-from reconciler.server_slots import slots_of
+from reconciler.server_slots import CONNECTS_WITHIN, slots_of
 from tests.postgres_proxy import PostgresProxy, connected
 from tests.world import eventually
 
@@ -402,6 +402,25 @@ async def test_limits_come_with_the_beginning_of_every_transaction(engine: Async
         await driver.set_autocommit(False)
     assert ["0", "0", "0"] == outside
     assert b"SET LOCAL" in server_connection.LIMITS
+
+
+async def test_a_connection_that_was_given_up_before_it_began_takes_no_place(
+    database_url: str,
+) -> None:
+    """The host stands still while somebody begins to connect; then the server is back."""
+    engine = engine_for(database_url, pool_size=1)
+    slots = slots_of(engine)
+    asking = asyncio.create_task(slots.open())
+    await asyncio.sleep(0)  # it has its place, and the connecting is still to begin
+    time.sleep(2 * CONNECTS_WITHIN.total_seconds())  # noqa: ASYNC251 - nothing else runs
+    slots.connect_again()
+
+    with pytest.raises(psycopg.OperationalError, match="come back"):
+        await asking
+    connection = await slots.open()
+    assert 1 == slots.taken
+    await connection.close()
+    await engine.dispose()
 
 
 async def test_of_several_servers_the_one_that_answers_is_used(database_url: str) -> None:
