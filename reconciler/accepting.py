@@ -15,9 +15,6 @@ log = structlog.get_logger()
 AT_ONCE = 32  #: accepted in one turn: others may listen on the same socket, and requests wait
 RESPITE = timedelta(seconds=1)  #: after what accepting again at once would not mend
 
-#: What a connection can have met before it was accepted: accept(2), "Error handling".
-ITS_OWN_FAULT = (BlockingIOError, InterruptedError, ConnectionError)
-
 
 def within_files(connections: int) -> int:
     """As many of *connections* as leave half of the files that we may open to everything else."""
@@ -61,8 +58,10 @@ class Acceptor:
         for _ in range(AT_ONCE):
             try:
                 connection, _address = listener.accept()
-            except ITS_OWN_FAULT:
+            except BlockingIOError:
                 return False
+            except ConnectionError:  # it broke before it was accepted; others wait behind it
+                continue
             except OSError as error:  # no descriptor or memory left: others have to end first
                 log.warning("accepting.failed", error=str(error))
                 self._loop.remove_reader(listener)
