@@ -80,6 +80,9 @@ class Memory:
                 continue
             self._lock, self._file = lock, directory / f"generation-{number}.json"
             return
+        log.warning(
+            "generation.memory_failed", error=f"{SLOTS} daemons share {directory}: no place is left"
+        )
 
     def _read(self) -> dict[str, Any]:
         if self._file is None or not self._file.exists():
