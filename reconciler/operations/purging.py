@@ -25,6 +25,7 @@ from reconciler.settings.models import Settings
 OFTEN = timedelta(minutes=10)  #: at the longest so far apart
 SHARE = 10  #: of the shortest time that anything is kept
 SELDOM = 20  #: times as long as the last run took
+RAREST = timedelta(hours=6)  #: after a run that took hours, as the first of a large table does
 BEAT = timedelta(seconds=5)
 APART = timedelta(hours=1)  #: a clock that jumps by a year would have us forget everything
 
@@ -110,7 +111,7 @@ async def keep_purging(
         except DatabaseAwayError:
             pass  # the database part says so, once
         took = timedelta(seconds=time.monotonic() - began)
-        wait = max(every(settings), SELDOM * took)
+        wait = max(every(settings), min(SELDOM * took, RAREST))
 
 
 async def waited(duration: timedelta, *, stop: asyncio.Event, beat: Callable[[], None]) -> None:
