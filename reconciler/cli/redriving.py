@@ -205,7 +205,10 @@ def show(items: Items, *, done: str, err: bool = False) -> None:
             click.echo("  a call of it is under way: if it succeeds, it is delivered", err=err)
     if len(items) != 1:
         ended = f"{len(items) - len(refused(items))} {done}, {len(refused(items))} refused"
-        click.echo(f"{entries(len(items))}: {ended}" if items else "no entry matches", err=err)
+        click.echo(f"{entries(len(items))}: {ended}" if items else NOTHING, err=err)
+
+
+NOTHING = "no entry matches; what stopped is `dead`, or `uncertain`: --state says which is meant"
 
 
 def entries(number: int) -> str:

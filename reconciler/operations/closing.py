@@ -81,7 +81,8 @@ def told(entry: Found, found: Found) -> tuple[int, str]:
     ended = "" if entry["completed_at"] is None else f" at {clock(entry['completed_at'], found)}"
     match entry["state"]:
         case "uncertain":
-            return 0, f"whether {effect} was performed is uncertain{reason}: entry {id_}"
+            shown = f"`reconciler outbox show {id_}`"
+            return 0, f"whether {effect} was performed is uncertain{reason}: {shown}"
         case "dead":
             return 1, f"{effect} was given up{ended}{reason}: `reconciler outbox redrive {id_}`"
         case "pending":

@@ -198,7 +198,7 @@ async def discard(
             raise ReconcilerError("nothing of it is in quarantine", hint=WHAT_IS)
         if not await quarantine.settle(connection, found.id, state="discarded"):
             raise ReconcilerError(f"its copy is closed already, as {found.state}", hint=WHAT_IS)
-        item = {**item_of(found, Fate.CLOSED), "result": "discarded"}
+        item = {**item_of(found, Fate.CLOSED, fault=found.fault), "result": "discarded"}
         await actions.record(
             connection,
             actor=order.actor,

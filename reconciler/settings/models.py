@@ -125,7 +125,7 @@ class ServerSettings(Section):
     admin_token: SecretRef | None = None
     """Needed as soon as the admin listener is not on loopback; nothing there asks for it yet."""
     state_directory: Path | None = None
-    """Where the private PostgreSQL and its lock live."""
+    """Where the private PostgreSQL and its lock live; relative to the working directory."""
     connections: Int = Field(default=2100, ge=1, le=100_000)
     """How many connections senders may hold open; further ones are answered 503 and closed."""
     drain: Duration = timedelta(seconds=25)

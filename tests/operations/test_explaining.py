@@ -86,8 +86,9 @@ async def test_what_is_waited_for_is_said(engine, tmp_path):
             in (await sentence(house))
         )
         await house.run_sql("update outbox set state = 'uncertain', last_error = 'timeout'")
-        assert "whether its capture was performed is uncertain (timeout): entry ID" in (
-            await sentence(house)
+        assert (
+            "whether its capture was performed is uncertain (timeout): `reconciler outbox show ID`"
+            in (await sentence(house))
         )
         await house.run_sql(
             "update outbox set state = 'skipped', last_error = 'baseline', completed_at = now()"

@@ -204,7 +204,8 @@ async def test_what_nobody_wants_is_discarded_with_a_reason(engine, tmp_path):
     async with a_picky_house(engine, tmp_path) as house:
         await house.deliver(order("evt_1", status="odd"))
         hand = by_hand(house, reason="a test of theirs")
-        await discard(hand, sender="shop", event_id="evt_1")
+        closed = await discard(hand, sender="shop", event_id="evt_1")
+        assert "apply" in str(closed["fault"]), closed
         assert [("evt_1", "discarded", 1)] == await copies(house)
         assert [("events.discard", "a test of theirs")] == await house.rows(
             "select action, reason from actions"
