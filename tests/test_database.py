@@ -203,11 +203,11 @@ def test_a_password_goes_beside_the_url():
         (errors.TooManyConnections(), True),
         (errors.DiskFull(), True),
         (errors.LockNotAvailable(), True),
+        (errors.QueryCanceled(), True),  # of a statement of ours: there was no time for it
         (psycopg.OperationalError("the connection is lost"), True),
         (errors.UniqueViolation(), False),
         (errors.CheckViolation(), False),
         (errors.UndefinedTable(), False),
-        (errors.QueryCanceled(), False),
         (errors.InFailedSqlTransaction(), False),
         (errors.InsufficientPrivilege(), False),
         (errors.DataException(), False),
