@@ -50,8 +50,6 @@ metadata = MetaData(schema="reconciler")
 
 POOL_WAIT: Final = timedelta(seconds=5)
 CONNECTION_AGE: Final = timedelta(minutes=30)
-IDLE_IN_TRANSACTION: Final = timedelta(seconds=60)
-LOCK_WAIT: Final = timedelta(seconds=5)
 
 
 async def connect(
@@ -129,29 +127,31 @@ def schema_of(engine: AsyncEngine) -> str:
 async def prepare_transaction(
     connection: AsyncConnection,
     *,
-    lock_timeout: timedelta = LOCK_WAIT,
-    idle: timedelta = IDLE_IN_TRANSACTION,
+    lock_timeout: timedelta | None = None,
+    idle: timedelta | None = None,
     statement_timeout: timedelta | None = None,
     search_path: str | None = None,
 ) -> None:
     """
     Set the limits of this transaction, and the search path of the user's statements.
 
-    Once per transaction and for it alone: PgBouncer keeps no session for us. *search_path*
-    defaults to the engine's, which is the configured one.
+    Once per transaction and for it alone: PgBouncer keeps no session for us. What is not said
+    stays as every transaction begins (`server_connection.LIMITS`); *search_path* defaults to the
+    engine's, which is the configured one.
     """
     assert connection.sync_connection is not None
     configured = connection.sync_connection.get_execution_options().get("user_search_path")
     path = search_path or configured
-    limits = {
-        "lock_timeout": milliseconds(lock_timeout),
-        "idle_in_transaction_session_timeout": milliseconds(idle),
+    durations = {
+        "lock_timeout": lock_timeout,
+        "idle_in_transaction_session_timeout": idle,
+        "statement_timeout": statement_timeout,
     }
-    if statement_timeout is not None:
-        limits["statement_timeout"] = milliseconds(statement_timeout)
+    limits = {name: milliseconds(one) for name, one in durations.items() if one is not None}
     if path:
         limits["search_path"] = path
-    await _settings(*limits).count(connection, **limits)
+    if limits:
+        await _settings(*limits).count(connection, **limits)
 
 
 @cache

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from outbox import redriving
 from outbox.entry import State
 from outbox.redriving import Handled, Refusal
-from reconciler.database import prepare_transaction, transact
+from reconciler.database import transact
 from reconciler.operations import actions
 from reconciler.operations.assembly import Assembly
 from reconciler.polling.rehearsal import rolled_back
@@ -53,7 +53,6 @@ async def redrive(order: Order, ids: Sequence[UUID]) -> AsyncIterator[Item]:
     passing = passing_effects(order.assembly)
 
     async def work(some: Sequence[UUID], connection: AsyncConnection) -> list[Item]:
-        await prepare_transaction(connection)
         handled = await redriving.redrive(
             connection,
             some,
@@ -87,7 +86,6 @@ async def discard(order: Order, ids: Sequence[UUID]) -> AsyncIterator[Item]:
     """Give entries up, in bounded transactions; one item an entry, done or refused."""
 
     async def work(some: Sequence[UUID], connection: AsyncConnection) -> list[Item]:
-        await prepare_transaction(connection)
         handled = await redriving.discard(connection, some)
         return await _noted(connection, order, handled, action="outbox.discard", done="discarded")
 
