@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
-from outbox.entry import RESTORED
+from outbox.entry import RESTORED, State
 from outbox.generations import generations
 from outbox.store import PENDING, SECOND, UNCERTAIN, C, outbox, record_set
 
@@ -50,7 +50,7 @@ async def hold(
     rows = await _HOLD.rows(
         connection, rows=lives, number=number, after=after or UUID(int=0), limit=limit
     )
-    held = sum(row.state != "pending" for row in rows)
+    held = sum(row.state != State.PENDING for row in rows)
     if held:
         counted = update(generations).where(generations.c.number == number)
         await connection.execute(counted.values(held=generations.c.held + held))

@@ -136,12 +136,11 @@ _given = record_set(
         "state": Text(),
         "last_error": Text(),
     },
-).c
+)
 _now = current_generation("now")
-_named = _given.id.table
 _source = (
-    select(_named, _now.c.number, _now.c.opened_at, _now.c.lost_since)
-    .select_from(_named.outerjoin(_now, true()))
+    select(_given, _now.c.number, _now.c.opened_at, _now.c.lost_since)
+    .select_from(_given.outerjoin(_now, true()))
     .subquery("source")
 )
 _is_callable = and_(_source.c.state == State.PENDING.value, _source.c.last_error.is_(None))

@@ -1,7 +1,7 @@
 """Redriving: entries that stopped get new attempts under their keys, or are given up for good."""
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -70,10 +70,9 @@ async def redrive(order: Order, ids: Sequence[UUID]) -> AsyncIterator[Item]:
 async def redrive_all(order: Order, filters: Filters, *, limit: int) -> AsyncIterator[Item]:
     """Redrive what *filters* find, the oldest first; at the most *limit* are looked at."""
     after, left = None, limit
-    said = {name: getattr(filters, name) for name in Filters.__slots__}
     while left > 0:
         wanted = min(BATCH, left)
-        find = partial(redriving.find, **said, after=after, limit=wanted)
+        find = partial(redriving.find, **asdict(filters), after=after, limit=wanted)
         ids = await transact(order.engine, find)
         async for item in redrive(order, ids):
             yield item

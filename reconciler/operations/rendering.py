@@ -1,6 +1,7 @@
 """Rendering again what events asked for and could not have, by a person's hand."""
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from functools import partial
 from uuid import UUID
 
@@ -48,7 +49,7 @@ async def render_all(order: Order, filters: Filters, *, limit: int) -> AsyncIter
     """Render what waits unrendered, event by event."""
     after: UUID | None = None
     left, seen = limit, set[tuple[str, str]]()
-    said = filters.said()
+    said = asdict(filters)
     said["error"] = said.pop("fault")
     while left > 0:
         find = partial(rendering.find_unrendered, **said, after=after, limit=PAGE)

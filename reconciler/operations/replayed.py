@@ -56,9 +56,6 @@ class Filters:
     since: datetime | None = None
     before: datetime | None = None
 
-    def said(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("sender", "fault", "since", "before")}
-
 
 def fate_of(result: Result) -> Fate:
     match result.outcome:

@@ -1,7 +1,7 @@
 """Replaying: what is in quarantine goes through the one transaction again, by a person's hand."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from uuid import UUID
 
@@ -75,7 +75,7 @@ async def replay_all(order: Order, filters: Filters, *, limit: int) -> AsyncIter
     after, left = None, limit
     while left > 0:
         wanted = min(PAGE, left)
-        find = partial(quarantine.find_open, **filters.said(), after=after, limit=wanted)
+        find = partial(quarantine.find_open, **asdict(filters), after=after, limit=wanted)
         ids = await transact(order.engine, find)
         for id_ in ids:
             for item in await replay_copy(order, id_):
