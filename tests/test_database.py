@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, timedelta
 from decimal import Decimal
+from itertools import count
 from uuid import UUID
 
 import psycopg
@@ -534,7 +535,7 @@ async def test_a_commit_without_its_standbys_word_is_not_believed(new_directory)
         with psycopg.connect(server.url, autocommit=True) as administrator:
             administrator.execute("create table claims (id int primary key)")
             administrator.execute("alter system set synchronous_standby_names = 'nobody'")
-            administrator.execute("select pg_reload_conf()")
+            await commits_wait(engine, administrator)
             runs = []
 
             async def work(connection: AsyncConnection) -> int:
@@ -555,8 +556,8 @@ async def test_a_commit_without_its_standbys_word_is_not_believed(new_directory)
             assert [1, 0, 0] == runs
 
             administrator.execute("alter system set synchronous_standby_names = 'nobody'")
-            administrator.execute("select pg_reload_conf()")
-            mark = asyncio.create_task(marked(engine))
+            await commits_wait(engine, administrator)
+            mark = asyncio.create_task(marked(engine, id_=2))
             await until(lambda: is_waiting(administrator))
             administrator.execute(CANCEL)
             with pytest.raises(DBAPIError, match="a standby's word for the commit did not come"):
@@ -567,10 +568,23 @@ async def test_a_commit_without_its_standbys_word_is_not_believed(new_directory)
         shutil.rmtree(directory)
 
 
-async def marked(engine: AsyncEngine) -> None:
+async def marked(engine: AsyncEngine, *, id_: int) -> None:
     """A transaction as the relay makes them, without anything of ours around it."""
     async with engine.begin() as connection:
-        await connection.execute(text(CLAIM), {"id": 2})
+        await connection.execute(text(CLAIM), {"id": id_})
+
+
+async def commits_wait(engine: AsyncEngine, administrator: psycopg.Connection) -> None:
+    """Have the server read its settings, which it does when it likes, and see that it has."""
+    administrator.execute("select pg_reload_conf()")
+    for id_ in count(administrator.execute("select count(*) + 1000 from claims").fetchone()[0]):
+        commit = asyncio.create_task(marked(engine, id_=id_))
+        await until(lambda c=commit: c.done() or is_waiting(administrator))
+        if not commit.done():
+            administrator.execute(CANCEL)
+            with pytest.raises(DBAPIError):
+                await commit
+            return
 
 
 CANCEL = "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
