@@ -209,9 +209,10 @@ def mutated(*mutants: Mutant) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         copy = Path(name)
         for part in COPIED:
-            shutil.copytree(
-                place_of(part), copy / part, ignore=shutil.ignore_patterns("__pycache__")
-            )
+            # an installed package has its data within it: here that stands beside it
+            data = ("migrations", "config") if part == "reconciler" else ()
+            beside = shutil.ignore_patterns("__pycache__", *data)
+            shutil.copytree(place_of(part), copy / part, ignore=beside)
         for page in ("README.md", "pyproject.toml"):
             shutil.copy(ROOT / page, copy / page)
         for mutant in mutants:
