@@ -12,7 +12,7 @@ from reconciler import faults, indexes
 from reconciler.data import migrations_directory
 from reconciler.database import engine_for, prepare_transaction, schema_of, taking_up_to, transact
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
-from reconciler.transactions import LOCK_NOT_AVAILABLE, sqlstate_of
+from reconciler.transactions import is_locked_out, sqlstate_of
 
 LOCK_TIMEOUT: Final = timedelta(seconds=2)
 """How long a migrator waits for another one."""
@@ -76,7 +76,7 @@ async def upgrade_tables(database: AsyncEngine) -> str:
             if sqlstate_of(error) not in RACED:
                 raise
         except DatabaseAwayError as error:
-            if error.__cause__ is None or sqlstate_of(error.__cause__) != LOCK_NOT_AVAILABLE:
+            if not is_locked_out(error):
                 raise
             raise BusyError(
                 "another transaction holds a lock that the migration needs",

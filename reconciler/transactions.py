@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import faults
-from reconciler.errors import DatabaseAwayError, ReconcilerError
+from reconciler.errors import BusyError, DatabaseAwayError, ReconcilerError
 from reconciler.server_connection import ServerConnection
 from reconciler.server_slots import slots_of
 
@@ -187,6 +187,30 @@ def sqlstate_of(error: BaseException) -> str | None:
     """The SQLSTATE that *error* carries, if it comes from the server."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return cause.sqlstate if isinstance(cause, psycopg.Error) else None
+
+
+def is_locked_out(error: BaseException) -> bool:
+    """Whether another transaction kept us from a lock until we gave up."""
+    cause = error.__cause__ if isinstance(error, DatabaseAwayError) else error
+    return cause is not None and sqlstate_of(cause) == LOCK_NOT_AVAILABLE
+
+
+def said_to_a_person(error: Exception) -> ReconcilerError | None:
+    """*error* as a command reports it where the database failed us; else None."""
+    if is_locked_out(error):
+        return BusyError(
+            "another transaction holds a lock that this needs",
+            hint="try again when that transaction has ended",
+        )
+    match error:
+        case DatabaseAwayError():
+            return error
+        case PoolTimeoutError():
+            return DatabaseAwayError("all database connections are in use")
+        case _ if is_transient(error):
+            return DatabaseAwayError(f"the database is out of reach: {told(error)}")
+        case _:
+            return None
 
 
 def told(error: BaseException | None) -> str:

@@ -19,7 +19,7 @@ EXIT_CODES = {
     3: "attention: --dry-run --exit-code found drift, or a drill failed",
     4: "it needs a decision, and nobody is there to take it",
     69: "the database is out of reach",
-    75: "busy: another run or process holds it",
+    75: "busy: another run, process or transaction holds it",
     78: "the configuration is invalid, or the database is not migrated",
 }
 FILES = {

@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import errno
 import functools
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
@@ -15,9 +17,10 @@ from uuid import UUID
 import click
 
 from reconciler import exact_json
-from reconciler.errors import ReconcilerError
+from reconciler.errors import DatabaseAwayError, ReconcilerError
 
 SCHEMA = "reconciler.cli/1"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  #: no more can be written
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -44,15 +47,43 @@ def reports_errors(command: Command) -> Command:
         require_text(kwargs.values())
         try:
             return command(*args, **kwargs)
-        except ReconcilerError as error:
-            click.echo(f"error: {printable_lines(str(error))}", err=True)
-            if error.hint:
-                click.echo(f"hint: {printable_lines(error.hint)}", err=True)
-            sys.exit(error.exit_code)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
         except BrokenPipeError:
+            give_up_output()
             sys.exit(141)
+        except Exception as error:
+            known = named(error)
+            if known is None:
+                raise
+            click.echo(f"error: {printable_lines(str(known))}", err=True)
+            if known.hint:
+                click.echo(f"hint: {printable_lines(known.hint)}", err=True)
+            sys.exit(known.exit_code)
 
     return wrapped
+
+
+def named(error: Exception) -> ReconcilerError | None:
+    """What *error* is to whoever called the command; None where it is a mistake of ours."""
+    if isinstance(error, ReconcilerError) and not isinstance(error, DatabaseAwayError):
+        return error
+    if isinstance(error, OSError):
+        if error.filename is not None or error.errno not in FULL:
+            return None
+        give_up_output()
+        return ReconcilerError(f"the output cannot be written: {error.strerror}")
+    from reconciler.transactions import said_to_a_person
+
+    return said_to_a_person(error)
+
+
+def give_up_output() -> None:
+    """Where stdout takes no more, keep Python from trying again, and complaining, when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def require_text(words: Iterable[object]) -> None:

@@ -14,7 +14,7 @@ from reconciler.ledger import baselines
 from reconciler.settings import Loaded, load
 from reconciler.transactions import server_connection
 
-LOOKED_UP_WITHIN = timedelta(minutes=2)  #: large tables, and a person who waits
+LOOKED_UP_WITHIN = timedelta(seconds=25)  #: large tables, and a person who waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
