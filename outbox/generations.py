@@ -100,6 +100,7 @@ class Seen:
     place: Place
     synchronous: bool  #: whether commits wait for a standby
     next_transaction: int  #: rises with everything that anybody writes
+    flushed: int | None  #: bytes of WAL on disk: never less on a timeline, not after a crash either
     generation: Generation | None  #: None: this database has never been looked at
     beat: int | None  #: of our mark; None: it is not there
 
@@ -144,6 +145,7 @@ async def look(connection: AsyncConnection, mark: UUID, *, ask_the_cluster: bool
         ),
         synchronous=row.synchronous,
         next_transaction=int(row.next_transaction),
+        flushed=row.flushed,
         generation=generation,
         beat=row.beat,
     )
@@ -266,6 +268,7 @@ def _look_statement(*, ask_the_cluster: bool) -> Select[Any]:
         literal_column("pg_snapshot_xmax(pg_current_snapshot())::text::bigint", BigInteger).label(
             "next_transaction"
         ),
+        case((~standby, literal_column(FLUSHED, BigInteger))).label("flushed"),
         now.c.number,
         now.c.opened_at,
         now.c.reason,
@@ -280,6 +283,7 @@ def _look_statement(*, ask_the_cluster: bool) -> Select[Any]:
 
 
 TIMELINE = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint"
+FLUSHED = "(pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint"
 
 
 _LOOK = Compiled(_look_statement(ask_the_cluster=True))

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
+    FromClause,
     Interval,
     Uuid,
     and_,
@@ -17,9 +18,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from outbox.entry import State
 from outbox.lanes import comes_before, shares_lane
-from outbox.store import PENDING, outbox, record_set
+from outbox.store import DELIVERED, PENDING, outbox, record_set
 
 # For a relay whose statement began before our commit.
 HELD_BACK: ColumnElement[timedelta] = literal_column("interval '2 seconds'", Interval)
@@ -39,6 +39,11 @@ async def overtaken(connection: AsyncConnection, ids: Collection[UUID]) -> set[U
     return set(await connection.scalars(_OVERTAKEN, {"rows": rows}))
 
 
+def may_have_gone_out(entry: FromClause) -> ColumnElement[bool]:
+    """Whether a call may have taken effect."""
+    return or_(entry.c.state == DELIVERED, entry.c.first_attempt_at.is_not(None))
+
+
 _given = record_set("given", {"id": Uuid()}).c
 _head = outbox.alias("head")
 _is_successor = and_(outbox.c.ordered, shares_lane(outbox, _head), comes_before(_head, outbox))
@@ -55,7 +60,7 @@ _OVERTAKEN = (
     .where(
         select(_later.c.id)
         .where(_later.c.ordered, shares_lane(_later, _head), comes_before(_head, _later))
-        .where(or_(_later.c.state == State.DELIVERED.value, _later.c.first_attempt_at.is_not(None)))
+        .where(may_have_gone_out(_later))
         .exists()
     )
 )

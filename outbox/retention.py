@@ -19,7 +19,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import State
 from outbox.forgetting import BATCH, Gone, Old, Place, forget
-from outbox.store import effect_keys, outbox, outbox_attempts, record_set
+from outbox.lanes import comes_before, shares_lane
+from outbox.overtaking import may_have_gone_out
+from outbox.store import (
+    DEAD,
+    PENDING,
+    UNCERTAIN,
+    effect_keys,
+    outbox,
+    outbox_attempts,
+    record_set,
+)
 
 OVER = (State.DELIVERED, State.SKIPPED, State.DISCARDED)  #: nothing can come of these any more
 
@@ -46,7 +56,25 @@ def has_entry_after(keep: timedelta) -> HasEntry:
 def _goes(entry: FromClause, keep: timedelta) -> ColumnElement[bool]:
     """Whether `purge` will remove this entry."""
     old = entry.c.completed_at < func.now() - literal(keep, Interval())
-    return entry.c.state.in_(_OVER) & func.coalesce(old, false())
+    over = entry.c.state.in_(_OVER) & func.coalesce(old, false())
+    return over & ~_shows_order(entry)
+
+
+def _shows_order(entry: FromClause) -> ColumnElement[bool]:
+    """
+    Whether it is what shows that a call that stopped before it has been overtaken.
+
+    Without it, that one would go out behind it as soon as somebody redrives or replays it. By the
+    index of what is not through in a lane, which is small however much there is that is over.
+    """
+    earlier = outbox.alias("stopped")
+    stopped = (
+        select(earlier.c.id)
+        .where(earlier.c.ordered, earlier.c.state.in_([PENDING, UNCERTAIN, DEAD]))
+        .where(shares_lane(earlier, entry), comes_before(earlier, entry))
+        .exists()
+    )
+    return entry.c.ordered & may_have_gone_out(entry) & stopped
 
 
 def old_entries(sender: str, keep: timedelta) -> Old:
@@ -54,14 +82,15 @@ def old_entries(sender: str, keep: timedelta) -> Old:
     Entries that were over longer ago than *keep*.
 
     Pending ones have no time of their end and are not even looked at, however many wait for a
-    destination; dead and uncertain ones stay: a person may still act.
+    destination; dead and uncertain ones stay: a person may still act. So does what went out behind
+    one of those in an ordered lane: at most the lane's, until the person has acted.
     """
     return Old(
         table=outbox,
         by="completed_at",
         keep=keep,
         among=lambda victim: [victim.c.sender == sender],
-        spared=lambda victim: victim.c.state.not_in(_OVER),
+        spared=lambda victim: victim.c.state.not_in(_OVER) | _shows_order(victim),
     )
 
 

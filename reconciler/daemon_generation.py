@@ -65,6 +65,8 @@ class GenerationWatch:
             beat()
             self.asked.clear()
             await self._pause(stop)
+        if self.remembered is not None:
+            await self._keep()  # how far the database had come: written down with marks else
 
     async def look(self) -> Seen | None:
         """
@@ -94,8 +96,9 @@ class GenerationWatch:
         """Whether calls may go out by what the database of *connection* says, there and now."""
         if self._database is None:
             return False
+        remembered = self.remembered  # as of before: the watch may look again meanwhile
         seen = await self._look(connection)
-        verdict, _ = judge(seen, self.remembered)
+        verdict, _ = judge(seen, remembered)
         settled = seen.generation is not None and seen.generation.settled
         if seen.standby or verdict is not Verdict.CURRENT or not settled:
             self.asked.set()
@@ -156,12 +159,12 @@ class GenerationWatch:
             await self._mark(seen)  # a new daemon's, or one that another's generation covers
             return
         before = self.remembered
-        self.remembered = caught_up(before, seen)
+        self.remembered = now = caught_up(before, seen)
         due = self.clock() - self._marked_at >= MARK_EVERY.total_seconds()
         # our own mark is one transaction
         if due and seen.next_transaction > self._written + 1:
             await self._mark(seen)
-        elif self.remembered != before:
+        elif (now.generation, now.synchronous) != (before.generation, before.synchronous):
             await self._keep()
 
     async def _mark(self, seen: Seen) -> None:

@@ -15,6 +15,8 @@ class Remembered:
     beat: int  #: how far we have moved it, and seen that committed
     generation: int  #: the latest that we have seen
     synchronous: bool  #: whether commits waited for a standby when we looked last
+    timeline: int | None = None  #: on which we looked last; None: cannot be told
+    flushed: int | None = None  #: how much WAL was on disk then
 
 
 class Verdict(Enum):
@@ -40,7 +42,7 @@ def judge(seen: Seen, remembered: Remembered | None) -> tuple[Verdict, str]:
         if remembered is None:
             return Verdict.FIRST, "first"
         return Verdict.BACK, "nothing is left of what this daemon has written"
-    is_behind = remembered is not None and (seen.beat is None or seen.beat < remembered.beat)
+    is_behind = remembered is not None and _is_behind(seen, remembered)
     if difference := moved(generation.place, seen.place):
         promoted = difference == "timeline" and later(generation.place, seen.place)
         if promoted and remembered is not None and remembered.synchronous and not is_behind:
@@ -59,6 +61,19 @@ def moved(was: Place, is_: Place) -> str | None:
     return None
 
 
+def _is_behind(seen: Seen, remembered: Remembered) -> bool:
+    """
+    Whether *seen* is less than what we remember: our mark, or the WAL of its timeline.
+
+    Not the number of the next transaction, which a crash may take back though nothing is lost.
+    """
+    if seen.beat is None or seen.beat < remembered.beat:
+        return True
+    if seen.flushed is None or remembered.flushed is None:
+        return False
+    return seen.place.timeline == remembered.timeline and seen.flushed < remembered.flushed
+
+
 def later(was: Place, is_: Place) -> bool:
     return was.timeline is not None and is_.timeline is not None and is_.timeline > was.timeline
 
@@ -72,7 +87,13 @@ def next_number(seen: Seen, remembered: Remembered | None) -> int:
 def caught_up(remembered: Remembered, seen: Seen) -> Remembered:
     """What is to be remembered after a look that found nothing wrong."""
     assert seen.generation is not None
-    return replace(remembered, generation=seen.generation.number, synchronous=seen.synchronous)
+    return replace(
+        remembered,
+        generation=seen.generation.number,
+        synchronous=seen.synchronous,
+        timeline=seen.place.timeline,
+        flushed=seen.flushed,
+    )
 
 
 REASONS = {

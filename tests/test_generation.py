@@ -27,7 +27,13 @@ HERE = Place(system_identifier=1, timeline=1, database_oid=2, table_oid=3)
 MINE = Remembered(mark=UUID(int=7), beat=5, generation=1, synchronous=False)
 
 
-def seen(place: Place = HERE, *, number: int | None = 1, beat: int | None = 5) -> Seen:
+def seen(
+    place: Place = HERE,
+    *,
+    number: int | None = 1,
+    beat: int | None = 5,
+    flushed: int | None = 1000,
+) -> Seen:
     generation = None
     if number is not None:
         generation = Generation(
@@ -43,13 +49,15 @@ def seen(place: Place = HERE, *, number: int | None = 1, beat: int | None = 5) -
         place=place,
         synchronous=False,
         next_transaction=100,
+        flushed=flushed,
         generation=generation,
         beat=beat,
     )
 
 
 PROMOTED = replace(HERE, timeline=2)
-SYNCHRONOUS = replace(MINE, synchronous=True)
+SYNCHRONOUS = replace(MINE, synchronous=True, timeline=1, flushed=1000)
+FLUSHED = replace(MINE, timeline=1, flushed=1000)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +71,12 @@ SYNCHRONOUS = replace(MINE, synchronous=True)
         ("the mark is gone", seen(beat=None), MINE, Verdict.BACK),
         ("everything is gone", seen(number=None, beat=None), MINE, Verdict.BACK),
         ("another has seen to it", seen(number=2, beat=4), MINE, Verdict.CURRENT),
+        ("as far as it was", seen(), FLUSHED, Verdict.CURRENT),
+        ("back to after our last mark", seen(flushed=999), FLUSHED, Verdict.BACK),
+        ("the same, seen to", seen(number=2, flushed=999), FLUSHED, Verdict.CURRENT),
+        ("we were there before", seen(flushed=999), replace(FLUSHED, timeline=0), Verdict.CURRENT),
+        ("it cannot be told", seen(flushed=None), FLUSHED, Verdict.CURRENT),
+        ("a standby had less on disk", seen(PROMOTED, flushed=9), SYNCHRONOUS, Verdict.FOLLOW),
         ("another table", seen(replace(HERE, table_oid=9)), MINE, Verdict.BACK),
         ("another database", seen(replace(HERE, database_oid=9)), MINE, Verdict.BACK),
         ("another server", seen(replace(HERE, system_identifier=9)), SYNCHRONOUS, Verdict.BACK),
@@ -173,6 +187,36 @@ async def test_no_call_goes_out_before_a_restore_is_noticed(daemon, database_url
     await looked(watch)
     assert await may_call(watch)
     assert [1, 2] == numbers(database_url)
+
+
+async def test_a_snapshot_of_after_the_last_mark_is_noticed(daemon, database_url, tmp_path):
+    """
+    The volume goes back to a moment at which our mark stood where it stands: there is less WAL
+    than a running daemon has seen, or than a stopped one has written down.
+    """
+    watch = daemon("host")
+    await looked(watch)
+    ran_ahead(watch)
+    assert not await may_call(watch)
+    await looked(watch)
+    assert await may_call(watch)
+    assert [1, 2] == numbers(database_url)
+
+    ran_ahead(watch)
+    stop = asyncio.Event()
+    stop.set()
+    await watch.watch(stop, beat=lambda: None)
+    await looked(daemon("host"))
+    assert [1, 2, 3] == numbers(database_url)
+    await looked(daemon("host"))
+    assert [1, 2, 3] == numbers(database_url)
+
+
+def ran_ahead(watch: GenerationWatch) -> None:
+    """It saw a terabyte that is gone."""
+    assert watch.remembered is not None
+    assert watch.remembered.flushed is not None
+    watch.remembered = replace(watch.remembered, flushed=watch.remembered.flushed + 2**40)
 
 
 async def test_of_several_replicas_one_opens_the_generation(daemon, database_url):

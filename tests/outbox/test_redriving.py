@@ -7,8 +7,10 @@ import pytest
 from sqlalchemy import text
 
 from outbox.entry import State, Verdict
+from outbox.forgetting import count
 from outbox.leasing import Wanted, lease
 from outbox.redriving import Refusal, discard, find, redrive
+from outbox.retention import old_entries, purge
 from outbox.settling import Mark, settle
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
 from tests.outbox.world import POLICY, an_entry, run_sql
@@ -186,6 +188,48 @@ async def test_a_call_that_later_ones_have_overtaken_wants_a_decision(world, pre
     assert [None] == await redriven(world, head.id, out_of_order=True)
     await world.relay_once()
     assert ["key_1", "key_2", "key_1"] == pretend.keys
+
+
+@pytest.mark.parametrize("stopped", ["dead", "uncertain", "unrendered"])
+async def test_what_shows_that_a_call_was_overtaken_is_not_purged_before_it(
+    world, pretend, stopped
+):
+    """
+    The head of a lane stopped, and its successors were performed a year ago. They stay for as long
+    as somebody may release it, and go when it is given up; other lanes' go at once.
+    """
+    lane = {"ordered": True, "kind": "order", "key": "ord_42"}
+    pretend.behave = lambda _number, _call: Answers()
+    missing = {"method": None, "body": None, "fault": "no such member"}
+    head, _, _, _ = await world.enqueue(
+        an_entry(1, revision=2, **lane, **(missing if stopped == "unrendered" else {})),
+        an_entry(2, revision=3, **lane),
+        an_entry(3, revision=1, **lane),
+        an_entry(4, revision=3, **{**lane, "key": "ord_43"}),
+    )
+    ends = {"dead": "dead", "uncertain": "uncertain", "unrendered": "pending"}
+    await run_sql(
+        world.engine,
+        "update reconciler.outbox set completed_at = now() - interval '1 year', state = case"  # noqa: S608
+        f" when event_id = 'evt_1' then '{ends[stopped]}' else 'delivered' end",
+    )
+
+    assert ["evt_1", "evt_2"] == await purged(world)
+    if stopped != "unrendered":
+        assert [Refusal.OUT_OF_ORDER] == await redriven(world, head.id)
+    assert ["evt_1", "evt_2"] == await purged(world)
+    assert [None] == await discarded(world, head.id)
+    assert ["evt_1"] == await purged(world)
+
+
+async def purged(world):
+    """Which events still have entries after a purge of what was over a month ago."""
+    keep = timedelta(days=30)
+    async with world.engine.begin() as connection:
+        would_go = await count(connection, old_entries("shop", keep))
+        gone = await purge(connection, "shop", keep=keep)
+    assert would_go == gone.rows
+    return [entry.event_id for entry in await world.entries()]
 
 
 async def test_a_redriven_head_goes_before_what_waits_behind_it(world, pretend):
