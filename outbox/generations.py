@@ -172,7 +172,9 @@ async def open_generation(
         "settled_at": func.clock_timestamp() if settled else null(),
         "healed_at": func.clock_timestamp() if settled else null(),
     }
-    opening = insert(generations).values(values).on_conflict_do_nothing()
+    # The key is named: where a restore has not made it yet this fails, as it must. The rows of
+    # the outbox may not be there either, and what is opened now would hold none of them.
+    opening = insert(generations).values(values).on_conflict_do_nothing(index_elements=["number"])
     opened = await connection.scalar(opening.returning(generations.c.number))
     if opened is None:
         return False

@@ -11,13 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import indexes, migrate
 from reconciler.database import check_collation, check_durable, clock_skew
-from reconciler.errors import ConfigError, DatabaseAwayError
+from reconciler.errors import ConfigError, DatabaseAwayError, TablesGoneError
 from reconciler.ledger import baselines, user_sql
 from reconciler.lifecycle import Progress, pause, wait_bounded
 from reconciler.operations.assembly import Assembly
 from reconciler.server_room import check_room
 from reconciler.server_slots import slots_of
-from reconciler.transactions import is_transient, told, transact
+from reconciler.transactions import expect_tables, is_transient, told, transact
 
 log = structlog.get_logger()
 
@@ -41,6 +41,7 @@ class DatabaseWatch:
 
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     away: str | None = "the database has not been looked at yet"
+    tables_gone: bool = False  #: until they are back, and every kind has its birthday again
     clocks_apart: bool = False
     in_baseline: list[str] = field(default_factory=list)
 
@@ -80,6 +81,7 @@ class DatabaseWatch:
             if source.listing is not None and born[sender, kind].completed_at is None
         ]
         self.away = None
+        expect_tables(self.engine)
         self.prepared.set()
 
     async def be_born(
@@ -127,6 +129,9 @@ class DatabaseWatch:
                 else:
                     await check_durable(self.engine, warn=False)  # that was said at the start
                     await migrate.require_current(self.engine)
+                    if self.away is not None:  # what came back may be an older one, or a new one
+                        await transact(self.engine, self.be_born)
+                    self.tables_gone = False
                 if slots.has_doubtful:
                     await transact(self.engine, slots.forget_gone)
         except TimeoutError:
@@ -135,6 +140,7 @@ class DatabaseWatch:
                 slots.condemn(before=began)
             return "the database does not answer"
         except DatabaseAwayError as error:
+            self.tables_gone = self.tables_gone or isinstance(error, TablesGoneError)
             return str(error)
         except ConfigError as error:
             if not self.prepared.is_set():
@@ -163,9 +169,15 @@ class DatabaseWatch:
         return skew
 
     def need(self) -> None:
-        """Raises DatabaseAwayError until the database has been prepared."""
+        """
+        Raises DatabaseAwayError until the database has been prepared.
+
+        And while its tables are gone: what was written into half a restore would be in its way.
+        """
         if not self.prepared.is_set():
             raise DatabaseAwayError("the database is not within reach yet")
+        if self.tables_gone:
+            raise DatabaseAwayError("the tables are not there yet")
 
     async def once_prepared(self, stop: asyncio.Event) -> None:
         """Wait until the database has been prepared, or for the stop."""

@@ -5,6 +5,7 @@ ReconcilerError              1  the operation failed
 ├─ UsageError                2  the command line is wrong
 ├─ NeedsDecisionError        4  nobody is there to confirm
 ├─ DatabaseAwayError        69  no database within reach
+│  └─ TablesGoneError       69  it is there, and our tables are not any more
 ├─ BusyError                75  another run or process holds it
 └─ ConfigError              78  the configuration cannot be used; restarting does not help
    └─ SchemaBehindError     78  the database has not been migrated
@@ -36,6 +37,13 @@ class NeedsDecisionError(ReconcilerError):
 
 class DatabaseAwayError(ReconcilerError):
     exit_code = 69
+
+
+class TablesGoneError(DatabaseAwayError):
+    """Tables of ours that were there are not: dropped, or a restore is putting them back."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__(f"the tables are not there: is a restore under way? ({told})")
 
 
 class BusyError(ReconcilerError):

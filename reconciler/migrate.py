@@ -12,7 +12,7 @@ from reconciler import faults, indexes
 from reconciler.data import migrations_directory
 from reconciler.database import engine_for, prepare_transaction, schema_of, taking_up_to, transact
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
-from reconciler.transactions import is_locked_out, sqlstate_of
+from reconciler.transactions import MISSING, is_locked_out, sqlstate_of
 
 LOCK_TIMEOUT: Final = timedelta(seconds=2)
 """How long a migrator waits for another one."""
@@ -30,7 +30,6 @@ ROUNDS: Final = 5
 """How often a migrator that met another one looks again."""
 
 RACED: Final = frozenset({"23505", "42P06", "42P07"})  # another one made that schema or table
-MISSING: Final = frozenset({"3F000", "42P01"})  # no such schema or table
 
 versions = Table(
     "alembic_version",
@@ -124,7 +123,11 @@ def head() -> str:
 
 
 async def current(engine: AsyncEngine) -> str | None:
-    """The revision that the database is at; None where nothing was ever migrated."""
+    """
+    The revision that the database is at; None where nothing was ever migrated.
+
+    Raises TablesGoneError where that was different before (`transactions.expect_tables`).
+    """
     try:
         return await transact(engine, revision_on)
     except DBAPIError as error:

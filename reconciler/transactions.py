@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import faults
-from reconciler.errors import BusyError, DatabaseAwayError, ReconcilerError
+from reconciler.errors import BusyError, DatabaseAwayError, ReconcilerError, TablesGoneError
 from reconciler.server_connection import ServerConnection
 from reconciler.server_slots import slots_of
 
@@ -30,6 +30,11 @@ RETRIES_FOR: Final = timedelta(seconds=20)  #: after that no further attempt beg
 
 STATEMENT_TOO_LONG: Final = "57014"  #: SQLSTATE: a statement was not done in time
 LOCK_NOT_AVAILABLE: Final = "55P03"  #: SQLSTATE: a lock was not to be had in time
+
+MISSING: Final = frozenset({"3F000", "42P01"})  #: SQLSTATEs: no such schema or table
+#: SQLSTATEs of our statements while `pg_restore --clean` runs: it makes the keys last of all, and
+#: without its key a table has nothing to be in conflict with.
+GONE: Final = MISSING | {"42P10"}
 
 PASSING_STATES: Final = frozenset(
     {
@@ -63,7 +68,8 @@ async def transact(
     outcome is unknown is run again too: its claims are found, and nothing happens twice.
     Errors that repeating cannot cure are raised at once, untouched.
 
-    Raises DatabaseAwayError when *attempts* are used up, or no connection came free in time.
+    Raises DatabaseAwayError when *attempts* are used up, or no connection came free in time; and
+    TablesGoneError where `expect_tables` was said of *engine* and they are not there.
     """
     unknown = False
     failure: Exception | None = None
@@ -83,6 +89,8 @@ async def transact(
         except Exception as error:
             if cancellations() > cancelled:  # whatever cleaning up has made of it
                 raise asyncio.CancelledError from error
+            if tables_are_gone(engine, error):
+                raise TablesGoneError(in_short(error)) from error
             if not is_transient(error):
                 raise
             failure = error
@@ -118,6 +126,25 @@ async def transact_once(
                 raise ConnectionLostError from error
             raise
         return result
+
+
+def expect_tables(engine: AsyncEngine) -> None:
+    """
+    Say that our tables were seen in the database of *engine*.
+
+    If they are not there later, that passes like an outage: somebody is restoring them.
+    """
+    engine.update_execution_options(tables_expected=True)
+
+
+def tables_are_gone(engine: AsyncEngine, error: BaseException) -> bool:
+    """
+    Whether *error* is that of a statement of ours whose tables were there before.
+
+    (A step of the user's that lacks a table raises an error of its own: `UserStepError`.)
+    """
+    expected = engine.sync_engine.get_execution_options().get("tables_expected", False)
+    return bool(expected) and sqlstate_of(error) in GONE
 
 
 def cancellations() -> int:
@@ -217,6 +244,11 @@ def told(error: BaseException | None) -> str:
     """*error* in one line, without statement and parameters."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
     return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def in_short(error: BaseException) -> str:
+    """The server's own sentence, without the place in the statement."""
+    return told(error).partition(" LINE ")[0]
 
 
 def pause_before(attempt: int, *, random: float) -> float:

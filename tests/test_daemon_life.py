@@ -248,6 +248,44 @@ async def test_an_outage_is_waited_out_without_a_restart(tmp_path: Path, databas
         await serving.stops()
 
 
+async def test_tables_that_are_gone_for_a_while_are_waited_for(world: World) -> None:
+    """
+    Somebody drops our schema under a serving, as `pg_restore --clean` does, and makes it anew a
+    little later. That passes like an outage: alive, not ready, 503 to the senders, and said once
+    why. Then it goes on, the same process, with the scans that the new database knows nothing of;
+    and what it remembers tells it that the database went back.
+    """
+    async with world.serving() as serving:
+        assert "applied" == await world.outcome(paid(world, "before"))
+        await world.effects("capture before")
+        await world.baseline_over()
+        await world.rows("drop schema reconciler cascade")
+        assert 503 == (await world.deliver(paid(world, "meanwhile"))).status_code
+        await eventually(lambda: unready(serving))
+        assert 503 == (await world.deliver(paid(world, "meanwhile"))).status_code
+        # longer than any loop of it rests
+        await eventually(lambda: told(serving, "relay.database_away"))
+        await eventually(lambda: told(serving, "schedule.database_away"))
+        await eventually(lambda: told(serving, "fetch.database_away"))
+        assert 200 == await health(serving, "/livez")
+        assert serving.process.returncode is None
+
+        code, _, err = await world.command("migrate")
+        assert 0 == code, err
+        await ready_within(serving, 5)
+        assert "applied" == await world.outcome(paid(world, "after"))
+        await eventually(lambda: told(serving, "nothing is left of what this daemon has written"))
+        await world.baseline_over()  # its scans run again
+        assert 1 == serving.log.count('"daemon.database_away"')
+        assert "the tables are not there: is a restore under way?" in serving.log
+        assert "Traceback" not in serving.log
+
+        await world.rows("drop table orders")  # the user's own: that is no outage
+        assert 500 == (await world.deliver(paid(world, "lacking"))).status_code
+        assert "ledger.event_quarantined" in serving.log
+        assert await serving.is_usable()
+
+
 def paid(world: World, key: str) -> dict[str, Any]:
     return order_event(f"evt_{key}", world.sender.sets(key, paid=True), type_="order.created")
 

@@ -23,9 +23,14 @@ from structlog.testing import capture_logs
 
 from reconciler import database, embedded
 from reconciler.database import engine_for, prepare_transaction, transact
-from reconciler.errors import ConfigError, DatabaseAwayError
+from reconciler.errors import ConfigError, DatabaseAwayError, TablesGoneError
 from reconciler.server_connection import conninfo_for
-from reconciler.transactions import SwallowedErrorError, is_transient, pause_before
+from reconciler.transactions import (
+    SwallowedErrorError,
+    expect_tables,
+    is_transient,
+    pause_before,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -222,6 +227,31 @@ def test_a_password_goes_beside_the_url():
 def test_what_is_cured_by_running_again(error, transient):
     """The database's troubles pass; what content or a bug causes does not."""
     assert transient is is_transient(error)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select 1 from dropped.claims",
+        "insert into gone values (1)",
+        "insert into claims values (1) on conflict (id) do nothing",  # its key is not there yet
+    ],
+)
+async def test_tables_that_were_there_pass_like_an_outage(claims, statement):
+    """Whoever never saw them is told what is missing; who did has its database away, at once."""
+    ran = []
+
+    async def work(connection):
+        ran.append(statement)
+        await connection.execute(text("alter table claims drop constraint if exists claims_pkey"))
+        await connection.execute(text(statement))
+
+    with pytest.raises(DBAPIError):
+        await transact(claims, work)
+    expect_tables(claims)
+    with pytest.raises(TablesGoneError, match="a restore"):
+        await transact(claims, work)
+    assert 2 == len(ran)
 
 
 async def test_two_transactions_that_lock_in_opposite_order_both_commit(claims):

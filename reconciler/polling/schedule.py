@@ -16,6 +16,7 @@ from reconciler.ledger import baselines
 from reconciler.ledger.rules import Rules
 from reconciler.lifecycle import pause
 from reconciler.polling import scans
+from reconciler.polling.errors import LeaseLostError
 from reconciler.polling.report import ScanReport
 from reconciler.polling.run import Order
 from reconciler.polling.scan import run_scan
@@ -114,6 +115,7 @@ class Turns:
             due = await transact(self.engine, self._due)
         except DatabaseAwayError as error:
             log.warning("schedule.database_away", error=str(error))
+            self.registered = False  # what comes back may be a new database
             return
         self.registered = True
         busy = Counter((slot.sender, slot.mode) for slot in self.running)
@@ -165,7 +167,7 @@ class Turns:
             report = await run_scan(order)
             if report is not None:
                 self.ended(report)
-        except (DatabaseAwayError, BusyError) as error:
+        except (DatabaseAwayError, BusyError, LeaseLostError) as error:
             log.warning("scan.not_run", sender=slot.sender, kind=slot.kind, error=str(error))
             await pause(self.stop, self.settings.poll)
         except Exception:

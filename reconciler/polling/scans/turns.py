@@ -15,12 +15,17 @@ from reconciler.polling.watermark import Stamp
 
 
 async def register(connection: AsyncConnection, slots: Iterable[Slot]) -> None:
-    """Make sure that each slot has its row, due at once. Never changes one that is there."""
+    """
+    Make sure that each slot has its row, due at once. Never changes one that is there.
+
+    The key is named, so that this fails where a restore has not made it yet: a row of ours would
+    keep it from being made.
+    """
     for slot in sorted(slots):
         await connection.execute(
             insert(scans)
             .values(sender=slot.sender, kind=slot.kind, mode=slot.mode, due_at=func.now())
-            .on_conflict_do_nothing()
+            .on_conflict_do_nothing(index_elements=["sender", "kind", "mode"])
         )
 
 
