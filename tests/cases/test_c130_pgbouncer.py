@@ -75,9 +75,9 @@ async def bouncer(url: str, upstream: PostgresProxy) -> AsyncIterator[str]:
         PROGRAM, "-q", str(file), user=owner, stderr=asyncio.subprocess.DEVNULL
     )
     ours = make_url(url).set(
-        host="127.0.0.1", port=port, username=user, password=None, query={"sslmode": "disable"}
+        host="127.0.0.1", port=port, username=user, query={"sslmode": "disable"}
     )
-    through = ours.render_as_string(hide_password=False)
+    through = ours._replace(password=None).render_as_string(hide_password=False)
 
     async def answers() -> bool:
         assert process.returncode is None, (directory / "pgbouncer.log").read_text()

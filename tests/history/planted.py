@@ -89,8 +89,8 @@ PLANTED: dict[str, tuple[Mutant, ...]] = {
     "reconciler off": (
         bug(
             "reconciler/polling/settling.py",
-            "    if not judged.events:\n        return []\n    # a lock",
-            "    if True:\n        return []\n    # a lock",
+            "    if not judged.events:\n        return []\n    await set_limits",
+            "    if True:\n        return []\n    await set_limits",
         ),
     ),
 }
