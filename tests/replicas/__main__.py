@@ -166,6 +166,8 @@ def main(
         if UPGRADE.startswith(only):
             before = revision or versions.previous(repository)
             proof.prove(upgrade(before, repository=repository, into=Path(name)))
+    if not proof.lines:
+        raise click.BadParameter(f"no scenario begins with {only!r}", param_hint="--only")
     failed = [line["scenario"] for line in proof.lines if line["faults"]]
     if as_json:
         click.echo(json.dumps({"seed": seed, "runs": proof.lines, "passed": not failed}))
