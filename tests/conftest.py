@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import psycopg
 import pytest
+import structlog
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -24,6 +25,14 @@ _number = itertools.count(1)
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Iterator[None]:
+    """A command that runs in this process says how to log: not so for the tests after it."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session", name="new_directory")
