@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import anyio
@@ -16,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler import migrate
 from reconciler.database import engine_for
+from tests import nursery
 from tests.clusters import a_cluster, made_database, new_directory
 
 SESSION = f"{os.getpid()}_{secrets.token_hex(3)}"
@@ -25,6 +27,15 @@ _number = itertools.count(1)
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_are_forked() -> Iterator[None]:
+    """Processes of stories: most of a start is importing, done once for all of them."""
+    with ExitStack() as stack:
+        nursery.at_hand = cache(lambda: stack.enter_context(nursery.shared()))
+        yield
+        nursery.at_hand = None
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,9 @@ import os
 import signal
 import ssl
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from psycopg.rows import dict_row
 from sqlalchemy import make_url
 
 from reconciler.proving.misbehaving_http import Answer, Answering, Request, listen
+from tests import nursery
+from tests.nursery import Child, spawned
 
 SECRET = "whispered"  # noqa: S105 - of a pretend sender
 TOKEN = "listing-token"  # noqa: S105
@@ -229,7 +232,7 @@ class Destination:
 class Daemon:
     """One `reconciler serve`."""
 
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | Child
     log_file: Path
     webhooks: str = ""
     admin: str = ""
@@ -325,15 +328,24 @@ class World:
 
     async def serve(
         self, log_file: Path, *words: str, **environment: str
-    ) -> asyncio.subprocess.Process:
+    ) -> asyncio.subprocess.Process | Child:
+        words = ("serve", "--config", str(self.config), *words)
+        environment = {**self.environment, **environment}
+        if self.is_forked:
+            return await spawned(
+                words, at=nursery.at_hand(), env=environment, cwd=self.directory, log=log_file
+            )
         with log_file.open("ab") as errors:
             return await asyncio.create_subprocess_exec(
-                *(self.python, "-m", "reconciler", "serve", "--config", str(self.config)),
-                *words,
+                *(self.python, "-m", "reconciler", *words),
                 stderr=errors,
-                env={**self.environment, **environment},
+                env=environment,
                 cwd=self.directory,
             )
+
+    @property
+    def is_forked(self) -> bool:
+        return nursery.at_hand is not None and self.python == sys.executable
 
     async def deliver(
         self,
@@ -368,17 +380,38 @@ class World:
         self, *words: str, stdin: bytes = b"", **environment: str
     ) -> tuple[int, str, str]:
         """Run `reconciler`: exit code, stdout, stderr."""
+        words = (*words, "--config", str(self.config))
+        environment = {**self.environment, **environment}
+        if self.is_forked:
+            return await self.forked(words, stdin=stdin, environment=environment)
         started = await asyncio.create_subprocess_exec(
-            *(self.python, "-m", "reconciler", *words, "--config", str(self.config)),
+            *(self.python, "-m", "reconciler", *words),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**self.environment, **environment},
+            env=environment,
             cwd=self.directory,
         )
         out, err = await started.communicate(stdin)
         assert started.returncode is not None
         return started.returncode, out.decode(), err.decode()
+
+    async def forked(
+        self, words: Sequence[str], *, stdin: bytes, environment: Mapping[str, str]
+    ) -> tuple[int, str, str]:
+        with tempfile.TemporaryDirectory(prefix="command-") as name:
+            given, out, err = (Path(name) / stream for stream in ("in", "out", "err"))
+            given.write_bytes(stdin)
+            child = await spawned(
+                words,
+                at=nursery.at_hand(),
+                env=environment,
+                cwd=self.directory,
+                log=err,
+                input=given,
+                output=out,
+            )
+            return await child.wait(), out.read_text(), err.read_text()
 
     async def document(self, *words: str, code: int = 0) -> dict[str, Any]:
         """Run `reconciler ... --json`, which must exit with *code*; its document."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import structlog
 
-from tests.history.nursery import Nursery, nursery
 from tests.history.seed import Result, run
 from tests.history.server import Cluster, cluster
+from tests.nursery import Nursery, nursery
 
 LOOK_EVERY = 0.5  #: seconds
 

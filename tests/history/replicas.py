@@ -11,10 +11,10 @@ from sqlalchemy import make_url
 
 from reconciler.proving.history import History
 from tests.history.destination import TIMEOUT
-from tests.history.nursery import Child, Nursery
 from tests.history.plan import Plan
 from tests.history.sender import SECRET, TOKEN
 from tests.history.waiting import until
+from tests.nursery import Child, Nursery
 from tests.postgres_proxy import PostgresProxy
 
 START = 60.0  #: seconds until a daemon that says nothing has failed

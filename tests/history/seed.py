@@ -17,7 +17,6 @@ from reconciler.proving.misbehaving_http import listen
 from tests.history.destination import Destination
 from tests.history.faults import break_things
 from tests.history.judge import Rows, Violation, judge
-from tests.history.nursery import Nursery
 from tests.history.plan import Plan, Round, plan
 from tests.history.replicas import Replica
 from tests.history.sender import Sender
@@ -25,6 +24,7 @@ from tests.history.server import Cluster, rows
 from tests.history.told import Line
 from tests.history.troubles import met
 from tests.history.waiting import until
+from tests.nursery import Nursery
 from tests.postgres_proxy import PostgresProxy
 
 OFF, ON = "receiver,relay", "receiver,relay,reconciler"

@@ -4,15 +4,20 @@ A process that has imported the product and forks daemons: a fifth of what a sta
 Run as a script, so that nothing but PYTHONPATH and the installed packages is on its path. Each
 line of standard input starts a process that does what `python -m reconciler ARGUMENTS` does; it
 is told when one ends. A request with `cold` makes the child replace itself by a new interpreter.
+With the path of a socket as its argument it takes such lines from everybody who connects to it,
+until its standard input is closed.
 """
 
 import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
+import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,18 +25,42 @@ children: set[int] = set()
 
 
 def main() -> None:
-    import reconciler.cli
-    import reconciler.daemon
-    import reconciler.faults
+    import reconciler
 
-    assert reconciler.cli
-    assert reconciler.daemon
+    for module in pkgutil.walk_packages(reconciler.__path__, "reconciler."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    gc.freeze()
+    if len(sys.argv) > 1:
+        answer_calls(sys.argv[1])
+    else:
+        take_orders()
+
+
+def answer_calls(path: str) -> None:
+    """Fork one that takes orders for each who connects."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        while listener in select.select([0, listener], [], [])[0]:
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    listener.close()
+                    os.dup2(connection.fileno(), 0)
+                    os.dup2(connection.fileno(), 1)
+                    connection.close()
+                    take_orders()
+                    os._exit(0)
+
+
+def take_orders() -> None:
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(awake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
-    gc.freeze()
     waiting = b""
     while True:
         ready, _, _ = select.select([0, awake], [], [])
@@ -73,10 +102,10 @@ def start(wanted: dict[str, Any], *, close: tuple[int, ...]) -> None:
 
 def become(wanted: dict[str, Any]) -> NoReturn:
     """Be the process that was asked for."""
-    log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for source, target in ((nothing, 0), (nothing, 1), (log, 2)):
-        os.dup2(source, target)
+    kept = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    os.dup2(os.open(wanted.get("input", os.devnull), os.O_RDONLY), 0)
+    os.dup2(os.open(wanted.get("output", os.devnull), kept, 0o600), 1)
+    os.dup2(os.open(wanted["log"], kept, 0o600), 2)
     os.chdir(wanted["cwd"])
     if wanted["cold"]:
         words = [sys.executable, "-m", "reconciler", *wanted["argv"]]
@@ -84,6 +113,7 @@ def become(wanted: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(wanted["env"])
     sys.argv = ["reconciler", *wanted["argv"]]
+    sys.path[:0] = [wanted["cwd"], *wanted["env"].get("PYTHONPATH", "").split(os.pathsep)]
     code = 1
     try:
         import reconciler.cli
@@ -94,7 +124,10 @@ def become(wanted: dict[str, Any]) -> NoReturn:
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    except BaseException:  # noqa: BLE001  # as an interpreter would
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
