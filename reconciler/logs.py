@@ -1,9 +1,10 @@
 """How we log: an event name and facts; JSON for machines, coloured lines for a terminal."""
 
+import contextlib
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -34,7 +35,7 @@ def configure(
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=out),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", Unfailing(out))),
         cache_logger_on_first_use=False,
     )
     for noisy in ("httpx", "httpcore", "apscheduler", "uvicorn", "alembic"):
@@ -60,3 +61,22 @@ def escape_controls(
 
 def _escaped(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+class Unfailing:
+    """
+    A stream that loses what cannot be written, as to a disk that is full.
+
+    What a line tells of must not fail because nobody could be told.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()

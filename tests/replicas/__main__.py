@@ -38,6 +38,7 @@ class Scenario:
     refuses_nothing: bool = False  #: every delivery must have been answered with 2xx at once
     first_python: str | None = None
     answer_within: float = PATIENT
+    slower: int = 1  #: how much: what happens meanwhile has to be over before the load is
 
 
 def every() -> Iterator[Scenario]:
@@ -60,6 +61,7 @@ def every() -> Iterator[Scenario]:
         meanwhile=scenarios.changing_leaders,
         configuration=HASTY,
         answer_within=IMPATIENT,
+        slower=2,
     )
     yield Scenario(
         name="rolling restart",
@@ -131,7 +133,7 @@ class Proof:
                     steps,
                     scenario.replicas,
                     seed=self.seed,
-                    pace=self.pace,
+                    pace=self.pace * scenario.slower,
                     meanwhile=scenario.meanwhile,
                     configuration=scenario.configuration,
                     first_python=scenario.first_python,

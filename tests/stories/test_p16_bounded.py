@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,6 +44,28 @@ async def test_p16_a_body_has_a_size_and_memory_a_limit(world: World):
         assert 0 == await world.value("select count(*) from reconciler.quarantine")
         assert peak_memory(daemon) - before < 48 * MEBIBYTE
         assert "applied" == await world.outcome(refund_event("evt_1"))
+
+
+async def test_p16_a_log_that_is_full_keeps_nobody_waiting(world: World):
+    """
+    The disk that the log is on is full. Events are applied and their effects called as ever;
+    when there is room again, so are the lines.
+    """
+    async with world.serving(*UNHEALED) as daemon:
+        written = daemon.log_file.stat().st_size
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (written, -1))
+        for number in range(60):  # more than any buffer takes
+            assert "applied" == await world.outcome(refund_event(f"evt_{number}"))
+        await world.effects(*(f"receipt evt_{number}" for number in range(60)))
+        assert written == daemon.log_file.stat().st_size
+
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (-1, -1))
+        await world.outcome(refund_event("evt_60"))
+        await eventually(lambda: logged(daemon, "evt_60"))
+
+
+async def logged(daemon: Daemon, event_id: str) -> bool:
+    return event_id in daemon.log
 
 
 def peak_memory(daemon: Daemon) -> int:
