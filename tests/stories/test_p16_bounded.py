@@ -129,9 +129,7 @@ async def test_p16_what_others_ask_for_is_clamped(world: World):
         await world.outcome(paid)
 
         async def noted() -> list[object]:
-            return await world.rows(
-                "select 1 from reconciler.outbox where attempts = 1 and not call_open"
-            )
+            return await world.rows("select 1 from reconciler.outbox_attempts where status = 429")
 
         await eventually(noted)
         wait = await world.value("select extract(epoch from due_at - now()) from reconciler.outbox")
