@@ -224,10 +224,10 @@ def test_a_hostile_body_costs_no_more_than_an_honest_one():
         b"[" + b'"\\ud83d\\ude00",' * 60_000 + b"1]",
         b"[" + b"[]," * 300_000 + b"1]",
     ):
-        started = time.perf_counter()
+        started = time.process_time()
         with contextlib.suppress(NotJsonError):
             parse(data)
-        assert time.perf_counter() - started < 2
+        assert time.process_time() - started < 2
 
 
 def test_a_webhook_is_read_in_microseconds():
@@ -240,9 +240,9 @@ def test_a_webhook_is_read_in_microseconds():
 def best(work) -> float:
     timings = []
     for _ in range(200):
-        started = time.perf_counter()
+        started = time.process_time()
         work()
-        timings.append(time.perf_counter() - started)
+        timings.append(time.process_time() - started)
     return min(timings)
 
 

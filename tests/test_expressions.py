@@ -632,7 +632,7 @@ def test_no_key_escapes_its_piece(key):
 
 def test_results_are_bounded_in_size_and_time():
     megabyte = {"a": "x" * 1024**2, "list": [0] * 1024**2}
-    started = time.perf_counter()
+    started = time.process_time()
     for source in (
         "~".join(["a"] * 90),
         "+".join(["a"] * 90),
@@ -649,15 +649,15 @@ def test_results_are_bounded_in_size_and_time():
     for source in ("n * n", "n ** 1000", "n ** 2 ** 2 ** 2", "n / 3", "n // 7 % 5"):
         with contextlib.suppress(ExpressionError):
             check_size(compile_expression(source).value(largest))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_power_is_refused_before_it_is_worked_out():
-    started = time.perf_counter()
+    started = time.process_time()
     for base in (10**4299 - 1, -(10**4299), Decimal(10**4299 - 1)):
         with pytest.raises(ExpressionError, match="4300 digits"):
             compile_expression("n ** 1000").value({"n": base})
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_the_same_expression_serves_many_threads():
