@@ -13,7 +13,7 @@ import httpx
 
 from tests.failover.cluster import Cluster, a_cluster
 from tests.replicas.plan import Step, drawn, effects_of
-from tests.replicas.result import CLAIMED, converged, missing
+from tests.replicas.result import CLAIMED, converged, held, missing
 from tests.replicas.world import World, a_world
 from tests.world import Daemon, eventually
 
@@ -113,7 +113,8 @@ class Lab:
         there = [step for step in steps if step.event_id in claims]
         found.acknowledged, found.lost = len(self.world.acknowledged), len(lost)
         found.doubled = sorted(name for name, times in performed.items() if times > 1)
-        found.unperformed = sorted(set(effects_of(there)) - performed.keys())
+        asked = set(effects_of(there)) - await held(self.world)
+        found.unperformed = sorted(asked - performed.keys())
         return lost
 
 

@@ -83,10 +83,7 @@ async def missing(world: World, steps: list[Step]) -> list[str]:
         if versions.get(key) != order["version"]:
             found.append(f"{key} at {order['version']}, held at {versions.get(key)}")
     still = Counter(effects_of(steps)) - Counter(world.destination.effects)
-    uncertain = await world.rows(
-        "select effect || ' ' || event_id as name from reconciler.outbox where state = 'uncertain'"
-    )
-    found += sorted(still.keys() - {row["name"] for row in uncertain})
+    found += sorted(still.keys() - await held(world))
     waiting = await world.value(
         "select count(*) from reconciler.outbox where state = 'pending' and due_at is not null"
     )
@@ -94,6 +91,18 @@ async def missing(world: World, steps: list[Step]) -> list[str]:
     found += [f"{waiting} entries pending"] if waiting else []
     found += [f"{asked} reads asked for"] if asked else []
     return found
+
+
+async def held(world: World) -> set[str]:
+    """
+    What waits for a person: effects at the destination without keys, whose last call may have
+    been heard.
+    """
+    uncertain = await world.rows(
+        "select effect || ' ' || event_id as name from reconciler.outbox"
+        " where state = 'uncertain' and not idempotent"
+    )
+    return {row["name"] for row in uncertain}
 
 
 async def converged(world: World, steps: list[Step]) -> None:
