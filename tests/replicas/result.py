@@ -77,8 +77,8 @@ async def result_of(world: World) -> Result:
 async def missing(world: World, steps: list[Step]) -> list[str]:
     """What has still to come, in words; nothing when all has converged."""
     found = []
-    held = await world.rows("select key, version from reconciler.resources")
-    versions = {row["key"]: row["version"] for row in held}
+    rows = await world.rows("select key, version from reconciler.resources")
+    versions = {row["key"]: row["version"] for row in rows}
     for key, order in world.sender.orders.items():
         if versions.get(key) != order["version"]:
             found.append(f"{key} at {order['version']}, held at {versions.get(key)}")
