@@ -41,8 +41,9 @@ def answer_calls(path: str) -> None:
     """Fork one that takes orders for each who connects."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        listener.bind(path + ".new")
         listener.listen()
+        Path(path + ".new").rename(path)  # whoever sees it can connect
         while listener in select.select([0, listener], [], [])[0]:
             connection, _ = listener.accept()
             with connection:
