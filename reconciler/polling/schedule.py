@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, timedelta
 
 import structlog
+from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -60,7 +61,7 @@ async def run(  # noqa: PLR0913 - a part of the daemon, and what it is given
         ended=ended,
     )
     tick = asyncio.Event()
-    scheduler = _ticking(tick, settings)
+    scheduler = ticking(tick, settings)
     scheduler.start()
     try:
         async with asyncio.TaskGroup() as running:
@@ -75,22 +76,20 @@ async def run(  # noqa: PLR0913 - a part of the daemon, and what it is given
         scheduler.shutdown(wait=False)
 
 
-def _ticking(tick: asyncio.Event, settings: PollingSettings) -> AsyncIOScheduler:
+def ticking(tick: asyncio.Event, settings: PollingSettings) -> AsyncIOScheduler:
     """
     A scheduler that sets *tick* every `poll`.
 
-    The job is a coroutine, so that it runs in our loop, and does nothing that could fail: what
-    a job raises is swallowed, and a running one is cancelled on shutdown.
+    The executor calls the job there and then, in our loop. The one that AsyncIOScheduler would
+    bring starts a task for each tick, and a shutdown that meets one cancels it and logs the
+    cancellation as an error of the job, with a traceback.
     """
-
-    async def time_to_look() -> None:
-        tick.set()
-
     scheduler = AsyncIOScheduler(
         timezone=UTC,
+        executors={"default": DebugExecutor()},
         job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
     )
-    scheduler.add_job(time_to_look, "interval", seconds=settings.poll.total_seconds())
+    scheduler.add_job(tick.set, "interval", seconds=settings.poll.total_seconds())
     return scheduler
 
 

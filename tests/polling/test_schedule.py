@@ -1,8 +1,10 @@
 """Stories of the schedule: what is due runs, and what goes wrong stays with what went wrong."""
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from reconciler.polling import schedule
 from reconciler.polling.report import End
 from reconciler.polling.slots import Mode
+from reconciler.settings.models import PollingSettings
 
 from .server import Reply
 from .world import a_world
@@ -141,3 +144,19 @@ async def test_a_slow_scan_does_not_stop_the_turns_of_others(engine):
                 await until(lambda: sum(one.mode is Mode.INCREMENTAL for one in reports) >= 2)
 
         assert End.STOPPED == next(one for one in reports if one.mode is Mode.FULL).end
+
+
+async def test_a_tick_that_meets_the_end_is_no_error(caplog):
+    """A clean stop at the moment of a tick says nothing: no error, no traceback in the log."""
+    tick = asyncio.Event()
+    scheduler = schedule.ticking(tick, PollingSettings(poll="1h"))
+    scheduler.start()
+    (job,) = scheduler.get_jobs()
+
+    job.modify(next_run_time=datetime.now(UTC))  # both happen in the loop's next turn
+    scheduler.shutdown(wait=False)
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+    assert tick.is_set()
+    assert [] == [one for one in caplog.records if one.levelno >= logging.WARNING]
