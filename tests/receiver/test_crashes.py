@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .senders import SECRET, SHOP, body_of, order, signed
@@ -35,10 +35,8 @@ async def serving(
 ) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
     """Run `reconciler serve` as a process of its own; it dies at *crash_at*."""
     file = directory / "reconciler.toml"
-    address = make_url(url)
-    shown = address._replace(password=None).render_as_string(hide_password=False)
-    file.write_text(SETTINGS.format(url=shown) + SHOP)
-    environ = {**os.environ, "SHOP_SECRET": SECRET, "PGPASSWORD": str(address.password or "")}
+    file.write_text(SETTINGS.format(url=url) + SHOP)
+    environ = {**os.environ, "SHOP_SECRET": SECRET}
     if crash_at:
         environ["RECONCILER_TEST_CRASH_AT"] = crash_at
     process = await asyncio.create_subprocess_exec(

@@ -3,13 +3,13 @@
 import asyncio
 import base64
 import json
+import os
 import sys
 import urllib.parse
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url
 
 from reconciler.proving.misbehaving_http import Answer, Request
 from tests.world import CONFIGURATION, World, a_world, eventually, order_event, refund_event
@@ -102,8 +102,8 @@ async def world(tmp_path: Path, database_url: str) -> AsyncIterator[World]:
 
 def environment(world: World) -> dict[str, str]:
     """The canaries; the database's own password, where it asks for one, is one of them."""
-    password = make_url(world.database_url).password
-    return CANARIES | ({"DATABASE_PASSWORD": str(password)} if password else {})
+    password = os.environ.get("PGPASSWORD")  # see the fixture `cluster`
+    return CANARIES | ({"DATABASE_PASSWORD": password} if password else {})
 
 
 def found_in(text: str, canaries: list[str]) -> list[str]:
