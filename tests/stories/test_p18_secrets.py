@@ -100,7 +100,7 @@ async def world(tmp_path: Path, database_url: str) -> AsyncIterator[World]:
         yield world
 
 
-def environment(world: World) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The canaries; the database's own password, where it asks for one, is one of them."""
     password = os.environ.get("PGPASSWORD")  # see the fixture `cluster`
     return CANARIES | ({"DATABASE_PASSWORD": password} if password else {})
@@ -138,7 +138,7 @@ async def test_p18_no_canary_is_found_anywhere(world: World):
     we sent them, and every mistake that people make with secrets. Afterwards none of them stands
     in the log, the metrics, any table, or what any command says.
     """
-    variables = environment(world)
+    variables = environment()
 
     def echoed(request: Request) -> Answer:
         told = json.dumps(dict(request.headers))
