@@ -140,6 +140,8 @@ class Sender:
     """Awaited before any answer: to change something meanwhile, or to hang."""
     instead: Callable[[Request], Answer] | None = None
     """What any request is answered instead, while it is set."""
+    telling: set[asyncio.Task[httpx.Response]] = field(default_factory=set)
+    """Webhooks under way whose outcome is awaited: a listing shows what is new only after them."""
 
     def sets(self, key: str, *, age: float = 0.0, **facts: Any) -> dict[str, Any]:
         """Change an order, *age* seconds ago; returns the webhook's data."""
@@ -165,6 +167,8 @@ class Sender:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return Answer(status=401, body={})
         if request.path == "/v1/orders":
+            while self.telling:
+                await asyncio.wait(self.telling)
             return self.broken or Answer(body=self.page(request))
         order = self.orders.get(request.path.removeprefix("/v1/orders/"))
         return Answer(body=order) if order else Answer(status=404, body={})
@@ -365,8 +369,15 @@ class World:
         )
 
     async def outcome(self, event: Mapping[str, Any], *, to: Daemon | None = None) -> str:
-        """Deliver *event*, which must be acknowledged; what it came to."""
-        answer = await self.deliver(event, to=to)
+        """
+        Deliver *event*, which must be acknowledged; what it came to.
+
+        A scan that came between the change and its webhook would be right to apply it first.
+        """
+        delivery = asyncio.create_task(self.deliver(event, to=to))
+        self.sender.telling.add(delivery)
+        delivery.add_done_callback(self.sender.telling.discard)
+        answer = await delivery
         assert 200 == answer.status_code, answer.text
         return str(answer.json()["outcome"])
 
