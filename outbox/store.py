@@ -87,6 +87,13 @@ outbox = Table(
     Column("completed_at", Time),
     # How many attempts were used when it was last redriven: the budget counts from there.
     Column("attempts_before", Integer, nullable=False, server_default=text("0")),
+    Column("lane", C),
+    Column("lane_position", BigInteger),
+    Column("hold_after_dead", Boolean),
+    # Not called for the first time after this; its cause is too old by then.
+    Column("expires_at", Time),
+    Column("look_at", Time),
+    Column("looks", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("id", name="outbox_pkey"),
     UniqueConstraint("sender", "event_id", "effect", "part", "repetition", name="outbox_once"),
     CheckConstraint(
@@ -120,6 +127,20 @@ Index(
     postgresql_where=text("completed_at is not null"),
 )
 Index("outbox_resource_idx", outbox.c.sender, outbox.c.kind, outbox.c.key)
+Index(
+    "outbox_named_lane_idx",
+    outbox.c.lane,
+    outbox.c.lane_position,
+    postgresql_where=text("lane is not null and state in ('pending','uncertain','dead')"),
+)
+Index("outbox_look_idx", outbox.c.look_at, postgresql_where=text("look_at is not null"))
+# Calls under way: as many as a destination takes at once, over all processes.
+Index(
+    "outbox_open_idx",
+    outbox.c.destination,
+    outbox.c.due_at,
+    postgresql_where=text("call_open"),
+)
 
 outbox_attempts = Table(
     "outbox_attempts",

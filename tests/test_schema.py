@@ -67,7 +67,7 @@ async def test_migrations_make_what_the_tables_declare(database_url, empty_datab
     await engine.dispose()
 
     by_migrations = dumped(database_url)
-    assert 16 == sum(line.startswith("CREATE TABLE") for line in by_migrations)
+    assert 20 == sum(line.startswith("CREATE TABLE") for line in by_migrations)
     assert by_migrations == dumped(empty_database_url)
 
 

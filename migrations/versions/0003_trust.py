@@ -43,6 +43,7 @@ create table destination_flow (
   slowed_until timestamptz,
   breaker text not null default 'closed',
   failures integer not null default 0,
+  failing uuid,
   opened_at timestamptz,
   probe_at timestamptz,
   reason text
@@ -70,7 +71,7 @@ create table redrive_runs (
   refused bigint not null default 0,
   total bigint,
   state text not null default 'running',
-  due_at timestamptz,
+  due_at timestamptz not null default now(),
   ended_at timestamptz
 );
 """
@@ -78,5 +79,6 @@ create table redrive_runs (
 INDEXES = """
 create index concurrently outbox_named_lane_idx on outbox (lane, lane_position)
   where lane is not null and state in ('pending','uncertain','dead');
-create index concurrently outbox_look_idx on outbox (look_at) where look_at is not null
+create index concurrently outbox_look_idx on outbox (look_at) where look_at is not null;
+create index concurrently outbox_open_idx on outbox (destination, due_at) where call_open
 """
