@@ -76,6 +76,8 @@ def compile_effects(
 def compile_effect(
     compiler: Compiler, name: str, effect: EffectSettings, *, position: int, target: Target
 ) -> Effect | None:
+    if effect.request is None:
+        return None  # the settings have said so
     attempt = compiler.attempt
     gate = compiler.gate(effect, sender=None, names=EFFECT_NAMES)
     request = attempt("request", split_request, effect.request)

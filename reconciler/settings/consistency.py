@@ -1,37 +1,26 @@
 """Rules between settings: each value may be fine, and two of them together still be wrong."""
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from reconciler.settings.addresses import (
     is_loopback,
     refuse_database_url,
-    refuse_range,
     refuse_web_url,
 )
+from reconciler.settings.consistency_destinations import check_caller, check_destinations
 from reconciler.settings.consistency_kinds import check_kinds
 from reconciler.settings.documents import Finding, dotted
 from reconciler.settings.explain import spell_duration
 from reconciler.settings.models import (
-    ApiSettings,
-    DestinationSettings,
     SenderSettings,
     Settings,
 )
 from reconciler.settings.positions import KeyPath
-from reconciler.settings.values import is_reference
 
 #: what the relay needs beside the call itself, between taking an entry and recording the verdict
 LEASE_MARGIN = timedelta(seconds=2)
 RESERVED = "reconciler"
-#: headers that carry credentials: their literal value would be a secret in the file
-CREDENTIALS = re.compile(
-    r"(proxy-)?authorization|cookie|(.*-)?(api-?key|access-key|secret|password|auth-token)",
-    re.IGNORECASE,
-)
-#: headers that the client makes itself
-MADE_BY_US = frozenset({"host", "content-length", "transfer-encoding", "connection", "te"})
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -44,8 +33,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     for name, sender in settings.senders.items():
         yield from _sender(("senders", name), sender, settings)
         yield from check_kinds(name, settings)
-    for name, destination in settings.destinations.items():
-        yield from _destination(("destinations", name), destination)
+    yield from check_destinations(settings)
 
 
 def _names(settings: Settings) -> Iterator[Finding]:
@@ -132,7 +120,7 @@ def _sender(path: KeyPath, sender: SenderSettings, settings: Settings) -> Iterat
     if sender.public_url is not None and (wrong := refuse_web_url(sender.public_url, base=False)):
         yield Finding(path=(*path, "public_url"), message=wrong)
     if sender.api is not None:
-        yield from _caller((*path, "api"), sender.api)
+        yield from check_caller((*path, "api"), sender.api)
 
 
 def _retention(path: KeyPath, sender: SenderSettings, settings: Settings) -> Iterator[Finding]:
@@ -183,38 +171,3 @@ def _entries(settings: Settings) -> Iterator[Finding]:
                 about=(("destinations", name, "key_ttl"),),
             )
             return
-
-
-def _destination(path: KeyPath, destination: DestinationSettings) -> Iterator[Finding]:
-    yield from _caller(path, destination)
-    if destination.key_margin is not None and destination.key_margin >= destination.key_ttl:
-        yield Finding(
-            path=(*path, "key_margin"),
-            message="as long as key_ttl"
-            f" ({spell_duration(destination.key_ttl)}): nothing could ever be sent again",
-            about=((*path, "key_ttl"),),
-        )
-    if destination.key_header.lower() in {name.lower() for name in destination.headers}:
-        yield Finding(
-            path=(*path, "headers"), message="the key_header carries the idempotency key: remove it"
-        )
-
-
-def _caller(path: KeyPath, caller: ApiSettings | DestinationSettings) -> Iterator[Finding]:
-    if wrong := refuse_web_url(caller.base_url):
-        yield Finding(path=(*path, "base_url"), message=wrong)
-    for number, text in enumerate(caller.allow_private):
-        if wrong := refuse_range(text):
-            yield Finding(path=(*path, "allow_private", number), message=wrong)
-    for name, value in caller.headers.items():
-        where = (*path, "headers", name)
-        if CREDENTIALS.fullmatch(name) and not is_reference(value):
-            yield Finding(
-                path=where,
-                message="a secret does not belong here: write a reference,"
-                ' "env:NAME", "file:/path" or "credential:name"',
-            )
-        if name.lower() in MADE_BY_US:
-            yield Finding(path=where, message="the client sets this header itself: remove it")
-        if name.lower() == "authorization" and caller.bearer is not None:
-            yield Finding(path=where, message="bearer sets this header already: keep one of them")

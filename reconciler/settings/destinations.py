@@ -54,16 +54,10 @@ class ApplySettings(Section):
 
 
 class DestinationSettings(Section):
-    kind: Literal["http"] = "http"
+    """What every kind of destination has; each kind is a model of its own below."""
+
+    kind: str
     """How it is reached."""
-    base_url: str
-    """Where it is."""
-    bearer: SecretRef | None = None
-    """The bearer token, by reference; added at send time, never stored."""
-    headers: dict[HeaderName, HeaderValue] = {}
-    """Static headers; a value may be a secret reference."""
-    key_header: HeaderName = "Idempotency-Key"
-    """The header that carries the idempotency key."""
     key_ttl: Moment = timedelta(hours=24)
     """How long the destination remembers a key."""
     key_margin: Duration | None = None
@@ -72,7 +66,7 @@ class DestinationSettings(Section):
     """Longer keys are sent as a hash."""
     key_format: Literal["text", "uuid"] = "text"
     """`uuid`: the key goes out as a UUIDv5 of itself."""
-    idempotent: Bool = True
+    idempotent: Bool
     """Whether the destination honours the key."""
     concurrency: Int = Field(default=8, ge=1, le=256)
     """How many calls may be under way at once."""
@@ -84,6 +78,23 @@ class DestinationSettings(Section):
     """Whether entries of one resource are called strictly in order."""
     after_dead: Literal["continue", "hold"] = "continue"
     """Whether a dead entry lets its successors go."""
+    allow_private: tuple[str, ...] = ()
+    """Private address ranges that may be reached; checked, and not enforced yet."""
+
+
+class HttpDestinationSettings(DestinationSettings):
+    kind: Literal["http"] = "http"
+    """How it is reached."""
+    idempotent: Bool = True
+    """Whether the destination honours the key."""
+    base_url: str
+    """Where it is."""
+    bearer: SecretRef | None = None
+    """The bearer token, by reference; added at send time, never stored."""
+    headers: dict[HeaderName, HeaderValue] = {}
+    """Static headers; a value may be a secret reference."""
+    key_header: HeaderName = "Idempotency-Key"
+    """The header that carries the idempotency key."""
     conflict: Literal["in_progress", "dead"] = "in_progress"
     """What 409 means."""
     not_done: tuple[Status, ...] = ()
@@ -94,8 +105,23 @@ class DestinationSettings(Section):
     """Which failures inside a 2xx are tried again."""
     retry_after_max: Duration = timedelta(hours=1)
     """The longest Retry-After that is respected."""
-    allow_private: tuple[str, ...] = ()
-    """Private address ranges that may be reached; checked, and not enforced yet."""
+
+
+def kind_of(destination: object) -> str:
+    """
+    Which model judges a table: that of its `kind`, else the usual one, which says what is wrong.
+
+    For a pydantic `Discriminator`: with it, mistakes are told once, and not by every kind.
+    """
+    kind = destination.get("kind") if isinstance(destination, dict) else None
+    if isinstance(destination, DestinationSettings):
+        kind = destination.kind
+    return kind if isinstance(kind, str) and kind in KINDS else "http"
+
+
+KINDS = frozenset({"http"})
+AnyDestination = HttpDestinationSettings
+"""The kinds that can be configured: one model, or a union of `Tag`s told apart by `kind_of`."""
 
 
 class EffectSettings(Section):
@@ -111,8 +137,8 @@ class EffectSettings(Section):
     """Whether a fact counts that comes after a newer state."""
     destination: Name
     """Where it goes."""
-    request: Request
-    """Method and path, like `POST /v1/charges`."""
+    request: Request | None = None
+    """Method and path, like `POST /v1/charges`; needed where the destination is `http`."""
     json_: JsonValue = Field(default=None, alias="json")
     """The JSON body; a value that is exactly one {{ expression }} keeps its type."""
     headers: dict[HeaderName, Text] = {}

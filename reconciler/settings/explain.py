@@ -69,7 +69,7 @@ def _finding(detail: ErrorDetails, tree: dict[str, Any]) -> Finding:
         meaning = f": {field.description}" if field and field.description else ""
         return Finding(path=path, message=f"{MISSING}{meaning}")
     if detail["type"] == "extra_forbidden":
-        return Finding(path=path, message=_unknown_key(path))
+        return Finding(path=path, message=_unknown_key(path, tree))
     return Finding(path=path, message=_sentence(detail, path, value))
 
 
@@ -127,22 +127,41 @@ def _limit(value: object) -> str:
 def _known_words(path: KeyPath, value: object) -> str:
     if path[:1] == ("destinations",) and path[-1:] == ("kind",):
         return f'{LATER}: only "http" destinations are served by this version'
-    field = field_at(path) or field_at(path[:-1])
-    known = literals(field.annotation) if field else []
+    fields = fields_at(path) or fields_at(path[:-1])
+    known = list(dict.fromkeys(word for field in fields for word in literals(field.annotation)))
     near = difflib.get_close_matches(str(value), map(str, known), n=1)
     meant = f'; did you mean "{near[0]}"?' if near and isinstance(value, str) else ""
     return f"not one of {', '.join(map(spell, known))}{meant}"
 
 
-def _unknown_key(path: KeyPath) -> str:
+def _unknown_key(path: KeyPath, tree: Any) -> str:
     table, key = path[:-1], str(path[-1])
     if len(table) <= 2 and key in NOT_YET.get(table[:1], ()):
         return f"{LATER}, so it is refused rather than ignored: remove it"
-    known = sorted({name for model in models_at(table) for name in keys_of(model)})
+    models = _of_kind(models_at(table), _at(tree, table))
+    known = sorted({name for model in models for name in keys_of(model)})
     near = difflib.get_close_matches(key, known, n=1)
     if near:
         return f'unknown key; did you mean "{near[0]}"?'
     return f"unknown key; here there are: {', '.join(known)}"
+
+
+def _of_kind(models: list[type[BaseModel]], table: Any) -> list[type[BaseModel]]:
+    """Those of *models* that *table* can be, where its `kind` tells them apart."""
+    kind = table.get("kind") if isinstance(table, dict) else None
+    fields = [(model, keys_of(model).get("kind")) for model in models]
+    chosen = [
+        model
+        for model, field in fields
+        if field and (kind in literals(field.annotation) if kind else field.default == "http")
+    ]
+    return chosen or models
+
+
+def _at(tree: Any, path: KeyPath) -> Any:
+    for part in path:
+        tree = tree[part] if part in _parts(tree) else None
+    return tree
 
 
 def spell(value: object) -> str:
@@ -199,8 +218,13 @@ def models_at(path: KeyPath) -> list[type[BaseModel]]:
 
 def field_at(path: KeyPath) -> FieldInfo | None:
     """The field that *path* names, if it names one."""
+    return next(iter(fields_at(path)), None)
+
+
+def fields_at(path: KeyPath) -> list[FieldInfo]:
+    """The fields that *path* may name: one of each model that its table may be."""
     fields = (keys_of(model).get(str(path[-1])) for model in models_at(path[:-1]))
-    return next((field for field in fields if field), None)
+    return [field for field in fields if field]
 
 
 def literals(annotation: Any) -> list[Any]:

@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from reconciler.settings.destinations import ApplySettings, DestinationSettings, EffectSettings
+from reconciler.settings.destinations import (
+    AnyDestination,
+    ApplySettings,
+    DestinationSettings,
+    EffectSettings,
+    HttpDestinationSettings,
+)
 from reconciler.settings.resources import (
     ApiSettings,
     FieldSpec,
@@ -45,6 +51,7 @@ from reconciler.settings.values import (
 
 __all__ = [
     "AlsoReadSettings",
+    "AnyDestination",
     "ApiSettings",
     "ApplySettings",
     "DatabaseSettings",
@@ -57,6 +64,7 @@ __all__ = [
     "GetSettings",
     "Globs",
     "HandshakeSettings",
+    "HttpDestinationSettings",
     "ListSettings",
     "Name",
     "PaginationSettings",
@@ -195,7 +203,7 @@ class Settings(Section):
     """How long things are remembered."""
     senders: dict[Name, SenderSettings] = {}
     """The systems that emit webhooks."""
-    destinations: dict[Name, DestinationSettings] = {}
+    destinations: dict[Name, AnyDestination] = {}
     """Where effects go."""
     effects: dict[Name, EffectSettings] = {}
     """The external calls."""

@@ -41,11 +41,19 @@ def tables(model: type[BaseModel], header: str) -> Iterator[tuple[str, type[Base
     """Every table of the configuration with its header, in the order of the models."""
     yield header, model
     for key, field in keys_of(model).items():
-        for inner, suffix in inner_models(field.annotation):
-            name = f"{header.strip('[]')}.{key}{suffix}".lstrip(".")
+        inner_ones = list(inner_models(field.annotation))
+        for inner, suffix in inner_ones:
+            name = f"{header.partition(']')[0].strip('[')}.{key}{suffix}".lstrip(".")
             brackets = "[[{}]]" if suffix == "" and _is_list(field.annotation) else "[{}]"
+            which = _kind_of(inner) if len(inner_ones) > 1 else ""
             if not _is_choice(field.annotation):
-                yield from tables(inner, brackets.format(name))
+                yield from tables(inner, brackets.format(name) + which)
+
+
+def _kind_of(model: type[BaseModel]) -> str:
+    """How a header names one of several models that its table may be: by its `kind`."""
+    kind = keys_of(model).get("kind")
+    return f" with kind = {spell(literals(kind.annotation)[0])}" if kind else ""
 
 
 def inner_models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:

@@ -1,0 +1,96 @@
+"""Rules between the settings of destinations, of the effects that go there, and of clients."""
+
+import re
+from collections.abc import Iterator
+
+from reconciler.settings.addresses import refuse_range, refuse_web_url
+from reconciler.settings.documents import Finding
+from reconciler.settings.explain import spell_duration
+from reconciler.settings.models import (
+    AnyDestination,
+    ApiSettings,
+    EffectSettings,
+    HttpDestinationSettings,
+    Settings,
+)
+from reconciler.settings.positions import KeyPath
+from reconciler.settings.values import is_reference
+
+#: headers that carry credentials: their literal value would be a secret in the file
+CREDENTIALS = re.compile(
+    r"(proxy-)?authorization|cookie|(.*-)?(api-?key|access-key|secret|password|auth-token)",
+    re.IGNORECASE,
+)
+#: what an effect can say at destinations of one kind only, and which
+OF_ONE_KIND = {"request": "http", "json_": "http", "headers": "http"}
+#: headers that the client makes itself
+MADE_BY_US = frozenset({"host", "content-length", "transfer-encoding", "connection", "te"})
+
+
+def check_destinations(settings: Settings) -> Iterator[Finding]:
+    """Find what contradicts itself in a destination, or between an effect and its destination."""
+    for name, destination in settings.destinations.items():
+        yield from _destination(("destinations", name), destination)
+    for name, effect in settings.effects.items():
+        yield from _effect(("effects", name), effect, settings)
+
+
+def _destination(path: KeyPath, destination: AnyDestination) -> Iterator[Finding]:
+    if isinstance(destination, HttpDestinationSettings):
+        yield from _http(path, destination)
+    if destination.key_margin is not None and destination.key_margin >= destination.key_ttl:
+        yield Finding(
+            path=(*path, "key_margin"),
+            message="as long as key_ttl"
+            f" ({spell_duration(destination.key_ttl)}): nothing could ever be sent again",
+            about=((*path, "key_ttl"),),
+        )
+
+
+def _http(path: KeyPath, destination: HttpDestinationSettings) -> Iterator[Finding]:
+    yield from check_caller(path, destination)
+    if destination.key_header.lower() in {name.lower() for name in destination.headers}:
+        yield Finding(
+            path=(*path, "headers"), message="the key_header carries the idempotency key: remove it"
+        )
+
+
+def _effect(path: KeyPath, effect: EffectSettings, settings: Settings) -> Iterator[Finding]:
+    """What an effect must say, and may not, rests on the kind of its destination."""
+    destination = settings.destinations.get(effect.destination)
+    if destination is None:
+        return  # a mistake of its own
+    about = (*path, "destination")
+    for key in sorted(effect.model_fields_set & OF_ONE_KIND.keys()):
+        if destination.kind != OF_ONE_KIND[key]:
+            yield Finding(
+                path=(*path, EffectSettings.model_fields[key].alias or key),
+                message=f'for destinations of kind = "{OF_ONE_KIND[key]}"; '
+                f'{effect.destination} is of kind = "{destination.kind}"',
+                about=(about,),
+            )
+    if destination.kind == "http" and effect.request is None:
+        field = EffectSettings.model_fields["request"]
+        yield Finding(
+            path=(*path, "request"), message=f"missing: {field.description}", about=(about,)
+        )
+
+
+def check_caller(path: KeyPath, caller: ApiSettings | HttpDestinationSettings) -> Iterator[Finding]:
+    if wrong := refuse_web_url(caller.base_url):
+        yield Finding(path=(*path, "base_url"), message=wrong)
+    for number, text in enumerate(caller.allow_private):
+        if wrong := refuse_range(text):
+            yield Finding(path=(*path, "allow_private", number), message=wrong)
+    for name, value in caller.headers.items():
+        where = (*path, "headers", name)
+        if CREDENTIALS.fullmatch(name) and not is_reference(value):
+            yield Finding(
+                path=where,
+                message="a secret does not belong here: write a reference,"
+                ' "env:NAME", "file:/path" or "credential:name"',
+            )
+        if name.lower() in MADE_BY_US:
+            yield Finding(path=where, message="the client sets this header itself: remove it")
+        if name.lower() == "authorization" and caller.bearer is not None:
+            yield Finding(path=where, message="bearer sets this header already: keep one of them")
