@@ -13,12 +13,12 @@ from outbox.destinations import Destination, Request
 from outbox.entry import State, Verdict
 from outbox.leasing import Leased
 from outbox.settling import Mark
-from outbox.verdict import Answer, Failure, Ruling, Sent
+from outbox.verdict import Answer, Failure, Reply, Ruling, Sent
 
 log = structlog.get_logger()
 
 
-async def call(destination: Destination, leased: Leased) -> Answer | Failure:
+async def call(destination: Destination, leased: Leased) -> Answer | Reply | Failure:
     """Send *leased* once; whatever goes wrong is a Failure."""
     request = Request(
         method=leased.method,

@@ -44,6 +44,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a mail server said of one mail (RFC 5321, 4.2): here 4xx may pass, and 5xx is final."""
+
+    status: int
+    step: str  #: what it was said to
+    said: str  #: its numbers, without its words
+    text: str  #: its words, for whoever keeps the name that it gave the mail; in no reason
+    about_us: bool  #: not about this mail: who we are, or whether we may send at all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRules:
     """How one destination's answers are to be read."""
 
@@ -78,7 +89,7 @@ class Ruling:
 
 
 def verdict(
-    result: Answer | Failure, rules: AnswerRules, before: Before, *, now: datetime
+    result: Answer | Reply | Failure, rules: AnswerRules, before: Before, *, now: datetime
 ) -> Ruling:
     """
     Judge one attempt by what came of it, what the destination means, and what went before.
@@ -90,6 +101,8 @@ def verdict(
             found = Ruling(verdict=Verdict.RETRY, reason=reason)
         case Failure(kind=Sent.MAYBE_SENT, reason=reason):
             found = _maybe_done(reason)
+        case Reply():
+            found = replace(_judge_reply(result), status=result.status)
         case Answer():
             found = _judge_answer(result, rules, before)
             asked = read_retry_after(result.headers, now=now, most=rules.retry_after_max)
@@ -113,6 +126,18 @@ def _judge_answer(answer: Answer, rules: AnswerRules, before: Before) -> Ruling:
         return Ruling(verdict=Verdict.RETRY, reason=said, refused=True, slowly=slowly)
     if _leaves_it_open(status, rules):
         return _maybe_done(said)
+    return Ruling(verdict=Verdict.DEAD, reason=said)
+
+
+def _judge_reply(reply: Reply) -> Ruling:
+    """No reply leaves it open whether the mail was taken over; only silence does."""
+    said = f"{reply.step} was answered {reply.said}"
+    if reply.status < 400:
+        return Ruling(verdict=Verdict.DELIVERED)
+    if reply.status < 500:
+        return Ruling(verdict=Verdict.RETRY, reason=said)
+    if reply.about_us:
+        return Ruling(verdict=Verdict.RETRY, reason=said, refused=True, slowly=True)
     return Ruling(verdict=Verdict.DEAD, reason=said)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, Protocol
 
-from outbox.verdict import Answer, AnswerRules, Failure
+from outbox.verdict import Answer, AnswerRules, Failure, Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Request:
 class Channel(Protocol):
     """The way to a destination."""
 
-    async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
+    async def send(self, request: Request, *, timeout: timedelta) -> Answer | Reply | Failure:
         """Make one call, taking *timeout* in all at the most; whatever goes wrong is a Failure."""
 
     async def close(self) -> None:
