@@ -19,8 +19,10 @@ SUBJECT_LIMIT = 900  # characters; RFC 5322, 2.1.1 ends a line at 998
 
 #: Headers that are ours: who, when and which message it is, and how it is built.
 OURS = frozenset(
-    "bcc cc content-transfer-encoding content-type date from message-id mime-version reply-to"
-    " return-path sender subject to received".split()
+    {
+        *("from", "sender", "reply-to", "return-path", "to", "cc", "bcc", "subject", "date"),
+        *("message-id", "mime-version", "content-type", "content-transfer-encoding", "received"),
+    }
 )
 
 HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,76}")

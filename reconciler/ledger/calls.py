@@ -64,13 +64,13 @@ def check_path(path: str) -> str:
     return path
 
 
-def check_header_name(name: str, *, key_header: str) -> None:
+def check_header_name(name: str, *, key_header: str | None) -> None:
     """Raise CallError where *name* is no header's name, or not the caller's to set."""
     if not HEADER_NAME.fullmatch(name):
         raise CallError(f"{name!r} is not a header's name")
     if name.lower() in RESERVED_HEADERS:
         raise CallError(f"{name} is set at send time; credentials belong to the destination")
-    if name.lower() == key_header.lower():
+    if key_header is not None and name.lower() == key_header.lower():
         raise CallError(f"{name} carries the idempotency key: set idempotency_key instead")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any
 
-from reconciler.errors import Problem, ReconcilerError
+from reconciler.errors import Problem
 from reconciler.expressions import (
-    BECOMES_NAMES,
     EFFECT_NAMES,
     ENVELOPE_NAMES,
     Expression,
@@ -20,19 +19,24 @@ from reconciler.expressions import (
 )
 from reconciler.ledger.calls import check_header_name, check_headers, split_request
 from reconciler.ledger.causes import NAMES
+from reconciler.ledger.compiler import Compiler
 from reconciler.ledger.effects import Effect, Target
-from reconciler.ledger.gates import Gate, Trigger
+from reconciler.ledger.gates import Gate
 from reconciler.ledger.handlers import Handle, Handler
 from reconciler.ledger.keys import Source
 from reconciler.ledger.kinds import is_dated
+from reconciler.ledger.mail_compiling import compile_mail, mail_sender
 from reconciler.ledger.sql_text import read_statement
-from reconciler.ledger.triggers import Reacting, nearest, read_trigger
+from reconciler.ledger.triggers import nearest
 from reconciler.ledger.user_sql import ApplyStep
 from reconciler.settings.documents import dotted
-from reconciler.settings.models import ApplySettings, EffectSettings, Settings
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from reconciler.settings.models import (
+    ApplySettings,
+    EffectSettings,
+    HttpDestinationSettings,
+    Settings,
+    SmtpDestinationSettings,
+)
 
 
 def targets_of(settings: Settings) -> dict[str, Target]:
@@ -41,9 +45,16 @@ def targets_of(settings: Settings) -> dict[str, Target]:
             name=name,
             ordered=destination.ordered,
             idempotent=destination.idempotent,
-            key_header=destination.key_header,
+            key_header=(
+                destination.key_header if isinstance(destination, HttpDestinationSettings) else None
+            ),
             key_max_length=destination.key_max_length,
             key_format=destination.key_format,
+            mail=(
+                mail_sender(destination)
+                if isinstance(destination, SmtpDestinationSettings)
+                else None
+            ),
         )
         for name, destination in settings.destinations.items()
     }
@@ -76,45 +87,56 @@ def compile_effects(
 def compile_effect(
     compiler: Compiler, name: str, effect: EffectSettings, *, position: int, target: Target
 ) -> Effect | None:
+    common = what_all_have(compiler, name, effect, position=position, target=target)
+    if target.mail is not None:
+        mail = compile_mail(compiler, effect, target.mail)
+        return None if mail is None or common is None else Effect(**common, mail=mail)
     if effect.request is None:
         return None  # the settings have said so
     attempt = compiler.attempt
-    gate = compiler.gate(effect, sender=None, names=EFFECT_NAMES)
     request = attempt("request", split_request, effect.request)
     path = request and attempt("request", compile_path, request[1], names=EFFECT_NAMES)
     for header in effect.headers:
         attempt(
             dotted(("headers", header)), check_header_name, header, key_header=target.key_header
         )
-    headers = {
-        header: attempt(dotted(("headers", header)), compile_template, value, names=EFFECT_NAMES)
-        for header, value in effect.headers.items()
-    }
+    headers = compiler.templates("headers", effect.headers)
     for header, template in headers.items():
-        if template is not None:
-            attempt(dotted(("headers", header)), check_static_header, header, template)
+        attempt(dotted(("headers", header)), check_static_header, header, template)
     json = attempt("json", compile_json, effect.json_, names=EFFECT_NAMES)
+    if request is None or path is None or json is None or common is None:
+        return None
+    return Effect(
+        **common,
+        method=request[0],
+        path=path,
+        headers=headers,
+        json=None if effect.json_ is None else json,
+    )
+
+
+def what_all_have(
+    compiler: Compiler, name: str, effect: EffectSettings, *, position: int, target: Target
+) -> dict[str, Any] | None:
+    """What an effect has wherever it goes; None where its key is wrong."""
     said = effect.idempotency_key
     key = None
     if said is not None:
-        key = attempt("idempotency_key", compile_template, said, names=EFFECT_NAMES)
-    if request is None or path is None or json is None or (said and key is None):
+        key = compiler.attempt("idempotency_key", compile_template, said, names=EFFECT_NAMES)
+    gate = compiler.gate(effect, sender=None, names=EFFECT_NAMES)
+    if said and key is None:
         return None
-    return Effect(
-        name=name,
-        position=position,
-        gate=gate,
-        destination=target,
-        idempotent=target.idempotent if effect.idempotent is None else effect.idempotent,
-        method=request[0],
-        path=path,
-        headers={header: value for header, value in headers.items() if value is not None},
-        json=None if effect.json_ is None else json,
-        key=key,
-        lasting=key is not None and not key.names & {"version", "event_id"},
-        max_age=effect.max_age,
-        dated=dated_kinds(compiler.settings),
-    )
+    return {
+        "name": name,
+        "position": position,
+        "gate": gate,
+        "destination": target,
+        "idempotent": target.idempotent if effect.idempotent is None else effect.idempotent,
+        "key": key,
+        "lasting": key is not None and not key.names & {"version", "event_id"},
+        "max_age": effect.max_age,
+        "dated": dated_kinds(compiler.settings),
+    }
 
 
 def dated_kinds(settings: Settings) -> frozenset[Source]:
@@ -214,57 +236,3 @@ class AlsoRead:
     on: tuple[str, ...]
     kind: str
     key: Expression
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiler:
-    """Compiles what stands below one key of the settings, and writes down what is wrong."""
-
-    settings: Settings
-    problems: list[Problem]
-    key: str
-
-    def attempt(self, key: str, make: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Call *make*; what it refuses is a problem at *key*, below ours, and gives None."""
-        try:
-            return make(*args, **named)
-        except ReconcilerError as error:
-            self.complain(key, str(error))
-            return None
-
-    def complain(self, key: str, message: str) -> None:
-        self.problems.append(Problem(key=f"{self.key}.{key}", message=message))
-
-    def triggers(
-        self, word: str, globs: Sequence[str], *, sender: str | None
-    ) -> tuple[Trigger, ...]:
-        found = [
-            self.attempt(
-                f"{word}[{number}]",
-                read_trigger,
-                self.settings,
-                glob,
-                sender=sender,
-                kinds=word == "on_change",
-            )
-            for number, glob in enumerate(globs)
-        ]
-        return tuple(one for one in found if one is not None)
-
-    def gate(self, reaction: Reacting, *, sender: str | None, names: frozenset[str]) -> Gate:
-        facts = self.triggers("on", reaction.on, sender=sender)
-        changes = self.triggers("on_change", reaction.on_change, sender=sender)
-        return Gate(
-            facts=() if changes else facts,  # that both are said is a problem of its own
-            changes=changes,
-            becomes=self.condition("becomes", reaction.becomes, names=BECOMES_NAMES),
-            when=self.condition("when", reaction.when, names=names),
-            if_stale=reaction.if_stale,
-        )
-
-    def condition(
-        self, word: str, source: str | None, *, names: frozenset[str]
-    ) -> Expression | None:
-        if source is None:
-            return None
-        return self.attempt(word, compile_expression, source, names=names)

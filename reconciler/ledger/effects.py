@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.gates import Gate
 from reconciler.ledger.kept_causes import kept
 from reconciler.ledger.keys import Source, usual_key
+from reconciler.ledger.mailing import MailTemplate, Sender
 from reconciler.ledger.versions import to_datetime
 
 UNUSABLE = (ExpressionError, NotJsonError, CallError)  #: what makes an effect `unrendered`
@@ -23,39 +24,46 @@ UNUSABLE = (ExpressionError, NotJsonError, CallError)  #: what makes an effect `
 MAX_AGE = "max_age"
 
 
-def entry_for(
+def entries_for(
     effect: Effect, cause: Cause, names: Mapping[str, Any], *, now: datetime | None
-) -> NewEntry | str:
+) -> list[NewEntry] | str:
     """
-    Make the outbox entry that *effect* owes *cause*, or say why it owes none.
+    Make the outbox entries that *effect* owes *cause*, or say why it owes none.
 
-    *now* is the database's, needed for effects with a `max_age`. What cannot be judged or
-    rendered comes back as an entry with a `fault`; nothing is raised for it.
+    One, or one for each recipient of a mail. *now* is the database's, needed for effects that
+    `need_time`. What cannot be judged or rendered comes back as one entry with a `fault`; nothing
+    is raised for it.
     """
     own = {**names, "effect": effect.name}
     try:
         refusal = effect.gate.refusal(cause, own)
     except UNUSABLE as error:
-        return entry_of(effect, cause, fault=str(error))
+        return [entry_of(effect, cause, fault=str(error))]
     if refusal is not None:
         return refusal
     skip = reason_to_skip(effect, cause, now=now)
     key = None
     try:
-        key = effect.destination.outgoing(key_of(effect, cause, own))
-        call = call_of(effect, own)
+        said = key_of(effect, cause, own)
+        key = effect.destination.outgoing(said)
+        calls = calls_of(effect, own, now=now)
     except UNUSABLE as error:
         if skip is None:
-            return entry_of(effect, cause, key=key, fault=str(error))
+            return [entry_of(effect, cause, key=key, fault=str(error))]
         # what is skipped anyway stays so: history must not come alive
-        return entry_of(effect, cause, key=key, skip=f"{skip} (unrendered: {error})")
-    return entry_of(effect, cause, key=key, call=call, skip=skip)
+        return [entry_of(effect, cause, key=key, skip=f"{skip} (unrendered: {error})")]
+    outgoing = effect.destination.outgoing
+    return [
+        entry_of(effect, cause, part=part, key=outgoing(said, part=part), call=call, skip=skip)
+        for part, call in calls
+    ]
 
 
 def entry_of(  # noqa: PLR0913 - what may be missing of an entry
     effect: Effect,
     cause: Cause,
     *,
+    part: str = "0",
     key: str | None = None,
     call: Call | None = None,
     skip: str | None = None,
@@ -72,6 +80,7 @@ def entry_of(  # noqa: PLR0913 - what may be missing of an entry
         sender=event.sender,
         event_id=event.event_id,
         effect=effect.name,
+        part=part,
         kind=event.kind,
         key=event.key,
         revision=cause.revision,
@@ -118,7 +127,18 @@ def key_of(effect: Effect, cause: Cause, names: Mapping[str, Any]) -> str:
     return key
 
 
+def calls_of(
+    effect: Effect, names: Mapping[str, Any], *, now: datetime | None
+) -> list[tuple[str, Call]]:
+    """The calls that *effect* comes to, each with its `part`."""
+    if effect.mail is not None:
+        assert now is not None
+        return effect.mail.calls(names, date=now)
+    return [("0", call_of(effect, names))]
+
+
 def call_of(effect: Effect, names: Mapping[str, Any]) -> Call:
+    assert effect.path is not None
     return freeze(
         method=effect.method,
         path=effect.path.text(names),
@@ -135,12 +155,13 @@ class Target:
     name: str
     ordered: bool
     idempotent: bool
-    key_header: str
+    key_header: str | None
     key_max_length: int
     key_format: Literal["text", "uuid"]
+    mail: Sender | None = None  #: a mail server, and what is said of every mail to it
 
-    def outgoing(self, key: str) -> str:
-        return outgoing_key(key, self.key_max_length, self.key_format)
+    def outgoing(self, key: str, *, part: str = "0") -> str:
+        return outgoing_key(key, self.key_max_length, self.key_format, part=part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +173,17 @@ class Effect:
     gate: Gate
     destination: Target
     idempotent: bool
-    method: str
-    path: PathTemplate
-    headers: Mapping[str, Template]
-    json: JsonTemplate | None
+    method: str = ""
+    path: PathTemplate | None = None  #: None: it asks for mails
+    headers: Mapping[str, Template] = field(default_factory=dict)
+    json: JsonTemplate | None = None
+    mail: MailTemplate | None = None
     key: Template | None  #: None: the usual key
     lasting: bool  #: the key names neither version nor event
     max_age: timedelta | None
     dated: frozenset[Source]  #: (sender, kind) whose versions are times
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether it takes the moment at which it is asked for: for its age, or a mail's Date."""
+        return self.max_age is not None or self.mail is not None

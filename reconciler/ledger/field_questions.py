@@ -64,7 +64,10 @@ def resources_of(settings: Settings, gate: Gate) -> list[ResourceSettings]:
 def read_by_effect(effect: Effect) -> Iterator[Reading]:
     key = f"effects.{effect.name}"
     yield from read_by_gate(key, effect.gate)
-    yield f"{key}.request", effect.path.paths
+    if effect.path is not None:
+        yield f"{key}.request", effect.path.paths
+    if effect.mail is not None:
+        yield from ((f"{key}.{name}", paths) for name, paths in effect.mail.readings())
     for name, value in effect.headers.items():
         yield f"{key}.{dotted(('headers', name))}", value.paths
     if effect.json is not None:

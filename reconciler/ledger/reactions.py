@@ -14,7 +14,7 @@ from outbox.entry import Enqueued, NewEntry, State, bounded
 from reconciler import database, faults
 from reconciler.errors import ReconcilerError
 from reconciler.ledger.causes import Cause, names_for
-from reconciler.ledger.effects import entry_for
+from reconciler.ledger.effects import entries_for
 from reconciler.ledger.event import Event
 from reconciler.ledger.handlers import Transaction
 from reconciler.ledger.rules import Reactions, Rules
@@ -44,7 +44,7 @@ async def react(
     Raises UserStepError where a statement or a handler of the user's fails.
     """
     reactions = [reactions_to(rules, cause) for cause in causes]
-    dated = any(effect.max_age is not None for one in reactions for effect in one.effects)
+    dated = any(effect.needs_time for one in reactions for effect in one.effects)
     now = await database.now(connection) if dated else None
     asked: set[tuple[str, str, str]] = set()
     entries: list[list[NewEntry]] = []
@@ -61,11 +61,11 @@ async def react(
         await run_handlers(connection, reaction, cause, names, sending=sending, told=told)
         owed: list[NewEntry] = []
         for effect in reaction.effects:
-            entry = entry_for(effect, cause, names, now=now)
-            if isinstance(entry, str):
-                told.not_asked.append(NotAsked(effect=effect.name, reason=entry))
+            made = entries_for(effect, cause, names, now=now)
+            if isinstance(made, str):
+                told.not_asked.append(NotAsked(effect=effect.name, reason=made))
             else:
-                owed.append(entry)
+                owed += made
         entries.append([*owed, *sending.entries])
     faults.point("before-enqueue")
     return await write(connection, entries)

@@ -1,6 +1,6 @@
 """Effects that could not be rendered, rendered again by the rules of now, under their keys."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -9,20 +9,21 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox import rendering
-from outbox.enqueue import KEY_TAKEN
+from outbox.enqueue import KEY_TAKEN, enqueue
 from outbox.entry import RESTORED, Enqueued, NewEntry, State
 from outbox.overtaking import overtaken
 from reconciler import database
 from reconciler.errors import ReconcilerError
 from reconciler.ledger import bodies, claims, kept_causes, resources
 from reconciler.ledger.causes import Cause, names_for
-from reconciler.ledger.effects import Effect, entry_for
+from reconciler.ledger.effects import Effect, entries_for
 from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.rowsets import AnyRow
 from reconciler.ledger.rules import Rules
 
 NO_BODY = "the bytes of its event are not kept any more"
 OVERTAKEN = "a later call about the same resource went out already"
+NO_RECIPIENT = "its mail has fewer recipients now"
 NO_EFFECT = "no effect of that name is configured any more"
 
 
@@ -68,6 +69,7 @@ async def render_again(
     now = await database.now(connection)
     ready: list[tuple[UUID, NewEntry]] = []
     faults: dict[UUID, str] = {}
+    further: list[NewEntry] = []
     for row in rows:
         if row["id"] in late:
             faults[row["id"]] = OVERTAKEN
@@ -78,10 +80,12 @@ async def render_again(
         made = _made(rules, row, cause, now=now, fault=fault)
         if isinstance(made, str):
             faults[row["id"]] = made
-        else:
-            ready.append((row["id"], made))
+            continue
+        ready.append((row["id"], made[0]))
+        further += made[1:]
     done = {one.id: one for one in await rendering.render(connection, ready)}
     made_by_id = dict(ready)
+    await enqueue(connection, further)
     return [_told(row, done.get(row["id"]), made_by_id.get(row["id"]), faults) for row in rows]
 
 
@@ -126,21 +130,29 @@ async def _cause(
 
 def _made(
     rules: Rules, row: RowMapping, cause: Cause | None, *, now: Any, fault: str
-) -> NewEntry | str:
-    """The entry as it can be called now, or why it cannot be."""
+) -> list[NewEntry] | str:
+    """The entry as it can be called now and those that come with it, or why it cannot be."""
     effect = effect_of(rules, row)
     if effect is None and row["method"] is not None and row["idempotency_key"] is not None:
-        return _as_it_is(row)  # a handler's call, whose key was another's: perhaps it is free now
+        return [_as_it_is(row)]  # a handler's call, whose key was another's: perhaps it is free now
     if effect is None:
         return NO_EFFECT
     if cause is None:
         return fault or "what asked for it is not kept any more"
-    made = entry_for(effect, cause, names_for(cause), now=now)
-    if isinstance(made, str):
-        return _unowed(row, cause, reason=made)
-    if made.idempotency_key is None or row["idempotency_key"] is None or _was_taken(row):
-        return made
-    return replace(made, idempotency_key=row["idempotency_key"])
+    made = entries_for(effect, cause, names_for(cause), now=now)
+    return [_unowed(row, cause, reason=made)] if isinstance(made, str) else _in_its_place(row, made)
+
+
+def _in_its_place(row: RowMapping, made: Sequence[NewEntry]) -> list[NewEntry] | str:
+    """Of what an effect came to, the entry of this row first, and what has no row yet."""
+    own = next((one for one in made if one.part == row["part"]), None)
+    if own is None:
+        return NO_RECIPIENT
+    # A mail that could not be made had one entry; its other recipients get theirs now.
+    further = [one for one in made if one is not own] if row["method"] is None else []
+    if own.idempotency_key is None or row["idempotency_key"] is None or _was_taken(row):
+        return [own, *further]
+    return [replace(own, idempotency_key=row["idempotency_key"]), *further]
 
 
 def effect_of(rules: Rules, row: RowMapping) -> Effect | None:

@@ -63,6 +63,8 @@ class Sending:
         idempotent: bool | None,
     ) -> None:
         target = self.target(destination)
+        if target.mail is not None:
+            raise CallError(f"{destination} sends mails, which [effects] ask for")
         self.claim(effect)
         for name in headers:
             check_header_name(name, key_header=target.key_header)

@@ -14,7 +14,9 @@ from reconciler.ledger import user_sql
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import opened
 from reconciler.polling import single
+from reconciler.settings.destinations import port_of
 from reconciler.settings.lint import lint
+from reconciler.settings.models import AnyDestination, SmtpDestinationSettings
 
 Document = dict[str, Any]
 
@@ -63,16 +65,22 @@ async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
         except ReconcilerError as error:
             problems += assembly.loaded.place([Problem(key=key, message=str(error))])
     for name, destination in assembly.loaded.settings.destinations.items():
-        url = urlsplit(destination.base_url)
-        port = url.port or (443 if url.scheme == "https" else 80)
+        key, host, port = place_of(destination)
         try:
-            await asyncio.get_running_loop().getaddrinfo(url.hostname, port)
-            lines.append(f"destinations.{name}: {url.hostname} has an address")
+            await asyncio.get_running_loop().getaddrinfo(host, port)
+            lines.append(f"destinations.{name}: {host} has an address")
         except OSError as error:
-            key = f"destinations.{name}.base_url"
-            problem = Problem(key=key, message=f"{url.hostname}: {error.strerror}")
+            problem = Problem(key=f"destinations.{name}.{key}", message=f"{host}: {error.strerror}")
             problems += assembly.loaded.place([problem])
     return lines, problems
+
+
+def place_of(destination: AnyDestination) -> tuple[str, str | None, int]:
+    """The key that says where a destination is, its host and its port."""
+    if isinstance(destination, SmtpDestinationSettings):
+        return "host", destination.host, port_of(destination)
+    url = urlsplit(destination.base_url)
+    return "base_url", url.hostname, url.port or (443 if url.scheme == "https" else 80)
 
 
 def told(problems: Iterable[Problem]) -> list[Document]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from outbox.mail import MailError, read_address
 from reconciler.settings.addresses import refuse_range, refuse_web_url
 from reconciler.settings.documents import Finding
 from reconciler.settings.explain import spell_duration
@@ -12,6 +13,7 @@ from reconciler.settings.models import (
     EffectSettings,
     HttpDestinationSettings,
     Settings,
+    SmtpDestinationSettings,
 )
 from reconciler.settings.positions import KeyPath
 from reconciler.settings.values import is_reference
@@ -22,7 +24,15 @@ CREDENTIALS = re.compile(
     re.IGNORECASE,
 )
 #: what an effect can say at destinations of one kind only, and which
-OF_ONE_KIND = {"request": "http", "json_": "http", "headers": "http"}
+OF_ONE_KIND = {
+    **dict.fromkeys(("request", "json_"), "http"),
+    **dict.fromkeys(
+        ("to", "cc", "bcc", "from_", "reply_to", "subject", "text", "html"),
+        "smtp",
+    ),
+}
+#: what it must say there
+NEEDED = {"http": ("request",), "smtp": ("to", "subject")}
 #: headers that the client makes itself
 MADE_BY_US = frozenset({"host", "content-length", "transfer-encoding", "connection", "te"})
 
@@ -36,8 +46,11 @@ def check_destinations(settings: Settings) -> Iterator[Finding]:
 
 
 def _destination(path: KeyPath, destination: AnyDestination) -> Iterator[Finding]:
-    if isinstance(destination, HttpDestinationSettings):
-        yield from _http(path, destination)
+    match destination:
+        case HttpDestinationSettings():
+            yield from _http(path, destination)
+        case SmtpDestinationSettings():
+            yield from _smtp(path, destination)
     if destination.key_margin is not None and destination.key_margin >= destination.key_ttl:
         yield Finding(
             path=(*path, "key_margin"),
@@ -55,6 +68,26 @@ def _http(path: KeyPath, destination: HttpDestinationSettings) -> Iterator[Findi
         )
 
 
+def _smtp(path: KeyPath, destination: SmtpDestinationSettings) -> Iterator[Finding]:
+    if (destination.user is None) != (destination.password is None):
+        missing = "user" if destination.user is None else "password"
+        yield Finding(path=(*path, missing), message="missing: user and password go together")
+    if destination.idempotent:
+        yield Finding(
+            path=(*path, "idempotent"),
+            message="no mail server knows a mail that it has had: each would be a second mail",
+        )
+    for key, address in (("from", destination.from_), ("reply_to", destination.reply_to)):
+        try:
+            if address is not None:
+                read_address(address, what=key)
+        except MailError as error:
+            yield Finding(path=(*path, key), message=str(error))
+    for number, text in enumerate(destination.allow_private):
+        if wrong := refuse_range(text):
+            yield Finding(path=(*path, "allow_private", number), message=wrong)
+
+
 def _effect(path: KeyPath, effect: EffectSettings, settings: Settings) -> Iterator[Finding]:
     """What an effect must say, and may not, rests on the kind of its destination."""
     destination = settings.destinations.get(effect.destination)
@@ -69,11 +102,15 @@ def _effect(path: KeyPath, effect: EffectSettings, settings: Settings) -> Iterat
                 f'{effect.destination} is of kind = "{destination.kind}"',
                 about=(about,),
             )
-    if destination.kind == "http" and effect.request is None:
-        field = EffectSettings.model_fields["request"]
-        yield Finding(
-            path=(*path, "request"), message=f"missing: {field.description}", about=(about,)
-        )
+    said = {name for name in NEEDED[destination.kind] if getattr(effect, name)}
+    for key in NEEDED[destination.kind]:
+        if key not in said:
+            field = EffectSettings.model_fields[key]
+            yield Finding(
+                path=(*path, key), message=f"missing: {field.description}", about=(about,)
+            )
+    if destination.kind == "smtp" and effect.text is None and effect.html is None:
+        yield Finding(path=(*path, "text"), message="missing: say text, html or both")
 
 
 def check_caller(path: KeyPath, caller: ApiSettings | HttpDestinationSettings) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from reconciler.settings.values import (
     Bool,
@@ -19,6 +19,7 @@ from reconciler.settings.values import (
     Name,
     SecretRef,
     Section,
+    Size,
     Spelled,
     Text,
     matching,
@@ -30,6 +31,15 @@ REQUEST_SENTENCE = 'not a request: a method and a path, like "POST /v1/charges"'
 
 Request = Annotated[
     str, matching(r"(GET|POST|PUT|PATCH|DELETE) /.*", REQUEST_SENTENCE), Spelled("template")
+]
+MailHost = Annotated[
+    str,
+    matching(r"[A-Za-z0-9.:_-]{1,253}", 'not a host: a name or an address, like "smtp.example"'),
+]
+Addresses = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    Spelled("template, or a list of them"),
 ]
 Key = Annotated[str, AfterValidator(not_blank), Spelled("template")]
 
@@ -107,6 +117,39 @@ class HttpDestinationSettings(DestinationSettings):
     """The longest Retry-After that is respected."""
 
 
+class SmtpDestinationSettings(DestinationSettings):
+    kind: Literal["smtp"]
+    """How it is reached."""
+    host: MailHost
+    """The mail server's name, or its address."""
+    port: Int | None = Field(default=None, ge=1, le=65535)
+    """Absent: 587, 465 with `tls = "implicit"`, 25 with `tls = "none"`."""
+    tls: Literal["starttls", "implicit", "none"] = "starttls"
+    """`starttls`: it must be offered (but on loopback); `none`: mails go out readable."""
+    user: Filled | None = None
+    """Who we are to it; only over an encrypted connection, or on loopback."""
+    password: SecretRef | None = None
+    """The password, by reference; added at send time, never stored."""
+    from_: Filled | None = Field(default=None, alias="from")
+    """Who the mails are from, like `Shop <orders@shop.example>`; absent: `reconciler@` its host."""
+    reply_to: Filled | None = None
+    """Where answers go, if not to `from`."""
+    ehlo_name: MailHost | None = None
+    """How we introduce ourselves; absent: by this host's name, or else by its address."""
+    max_size: Size = 10 * 1024 * 1024
+    """The largest message; a larger one stays `unrendered`."""
+    idempotent: Bool = False
+    """Mail servers perform every mail that they are handed, also one that they have had."""
+    timeout: Moment = timedelta(seconds=30)
+    """How long one mail may take in all; half of it is left for the answer to its end."""
+
+
+def port_of(destination: SmtpDestinationSettings) -> int:
+    """The port of a mail server, usual where it is not said (RFC 6409, RFC 8314, RFC 5321)."""
+    usual = {"starttls": 587, "implicit": 465, "none": 25}
+    return usual[destination.tls] if destination.port is None else destination.port
+
+
 def kind_of(destination: object) -> str:
     """
     Which model judges a table: that of its `kind`, else the usual one, which says what is wrong.
@@ -119,9 +162,13 @@ def kind_of(destination: object) -> str:
     return kind if isinstance(kind, str) and kind in KINDS else "http"
 
 
-KINDS = frozenset({"http"})
-AnyDestination = HttpDestinationSettings
-"""The kinds that can be configured: one model, or a union of `Tag`s told apart by `kind_of`."""
+KINDS = frozenset({"http", "smtp"})
+AnyDestination = Annotated[
+    Annotated[HttpDestinationSettings, Tag("http")]
+    | Annotated[SmtpDestinationSettings, Tag("smtp")],
+    Discriminator(kind_of),
+]
+"""The kinds that can be configured: a union of `Tag`s told apart by `kind_of`."""
 
 
 class EffectSettings(Section):
@@ -142,7 +189,23 @@ class EffectSettings(Section):
     json_: JsonValue = Field(default=None, alias="json")
     """The JSON body; a value that is exactly one {{ expression }} keeps its type."""
     headers: dict[HeaderName, Text] = {}
-    """Headers of this call, frozen with it."""
+    """Headers of this call, or of this mail, frozen with it."""
+    to: Addresses = ()
+    """Who gets the mail, where the destination is `smtp`: one address each, or a list's."""
+    cc: Addresses = ()
+    """Who gets a copy."""
+    bcc: Addresses = ()
+    """Who gets a copy that no other recipient sees."""
+    from_: Text | None = Field(default=None, alias="from")
+    """Who this mail is from; absent: what the destination says."""
+    reply_to: Addresses = ()
+    """Where answers to this mail go; absent: what the destination says."""
+    subject: Text | None = None
+    """The mail's subject."""
+    text: Text | None = None
+    """The mail as text."""
+    html: Text | None = None
+    """The mail as HTML; with `text` too, readers choose."""
     idempotency_key: Key | None = None
     """The key; absent: the event id for a fact, the version for a change."""
     idempotent: Bool | None = None

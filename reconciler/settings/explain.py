@@ -39,11 +39,7 @@ SENTENCES = {
 
 #: keys of later versions: they must not look as if they did something
 NOT_YET: dict[tuple[object, ...], tuple[str, ...]] = {
-    ("destinations",): (
-        *("rate", "burst", "breaker", "breaker_after", "slow_after", "notify"),
-        *("host", "port", "username", "password", "from", "to", "tls", "starttls", "domain"),
-    ),
-    ("effects",): ("to", "cc", "bcc", "from", "reply_to", "subject", "text", "html"),
+    ("destinations",): (*("rate", "burst", "breaker", "breaker_after", "slow_after", "notify"),),
     ("senders",): ("silence_after", "rate", "feed", "feeds"),
     (): ("notifications", "notify", "egress", "alerts"),
 }
@@ -125,8 +121,6 @@ def _limit(value: object) -> str:
 
 
 def _known_words(path: KeyPath, value: object) -> str:
-    if path[:1] == ("destinations",) and path[-1:] == ("kind",):
-        return f'{LATER}: only "http" destinations are served by this version'
     fields = fields_at(path) or fields_at(path[:-1])
     known = list(dict.fromkeys(word for field in fields for word in literals(field.annotation)))
     near = difflib.get_close_matches(str(value), map(str, known), n=1)

@@ -12,9 +12,11 @@ from reconciler.settings.documents import Finding, dotted
 from reconciler.settings.explain import spell_duration
 from reconciler.settings.models import (
     DestinationSettings,
+    HttpDestinationSettings,
     ResourceSettings,
     SenderSettings,
     Settings,
+    SmtpDestinationSettings,
 )
 from reconciler.settings.positions import KeyPath
 from reconciler.settings.secrets import Secrets, references
@@ -146,7 +148,11 @@ def _signature(path: KeyPath, sender: SenderSettings) -> Iterator[Finding]:
 def _destination(name: str, settings: Settings) -> Iterator[Finding]:
     path: KeyPath = ("destinations", name)
     destination = settings.destinations[name]
-    yield from _plain((*path, "base_url"), destination.base_url)
+    match destination:
+        case HttpDestinationSettings():
+            yield from _plain((*path, "base_url"), destination.base_url)
+        case SmtpDestinationSettings():
+            yield from _mail(path, destination)
     if not destination.idempotent:
         return
     margin = destination.key_margin
@@ -163,6 +169,18 @@ def _destination(name: str, settings: Settings) -> Iterator[Finding]:
             path=(*path, "max_attempts"),
             message=f"the last of them may come when the key ({spell_duration(destination.key_ttl)}"
             " less its margin) is no longer remembered; those are not made",
+        )
+
+
+def _mail(path: KeyPath, destination: SmtpDestinationSettings) -> Iterator[Finding]:
+    if destination.tls == "none" and not is_loopback(f"{destination.host}:0"):
+        yield Finding(
+            path=(*path, "tls"), message='"none" sends every mail in the open: use "starttls"'
+        )
+    if destination.from_ is None and not is_loopback(f"{destination.host}:0"):
+        yield Finding(
+            path=(*path, "from"),
+            message=f"missing: mails are from reconciler@{destination.host}, where nobody may read",
         )
 
 

@@ -12,6 +12,7 @@ from reconciler.settings.destinations import (
     DestinationSettings,
     EffectSettings,
     HttpDestinationSettings,
+    SmtpDestinationSettings,
 )
 from reconciler.settings.resources import (
     ApiSettings,
@@ -81,6 +82,7 @@ __all__ = [
     "SignatureSettings",
     "SinceSettings",
     "Size",
+    "SmtpDestinationSettings",
     "Text",
     "TimeSpec",
     "VersionSpec",

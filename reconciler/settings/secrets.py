@@ -5,7 +5,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from reconciler.settings.documents import Finding, walk
-from reconciler.settings.models import Settings
+from reconciler.settings.models import (
+    ApiSettings,
+    HttpDestinationSettings,
+    Settings,
+    SmtpDestinationSettings,
+)
 from reconciler.settings.positions import KeyPath
 from reconciler.settings.values import is_reference
 
@@ -44,11 +49,21 @@ def references(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         *((("destinations", name), each) for name, each in settings.destinations.items()),
     ]
     for path, caller in callers:
-        if caller and caller.bearer:
-            yield (*path, "bearer"), caller.bearer
-        for header, value in caller.headers.items() if caller else ():
-            if is_reference(value):
-                yield (*path, "headers", header), value
+        if isinstance(caller, SmtpDestinationSettings):
+            if caller.password:
+                yield (*path, "password"), caller.password
+        elif caller:
+            yield from _of_a_client(path, caller)
+
+
+def _of_a_client(
+    path: KeyPath, caller: ApiSettings | HttpDestinationSettings
+) -> Iterator[tuple[KeyPath, str]]:
+    if caller.bearer:
+        yield (*path, "bearer"), caller.bearer
+    for header, value in caller.headers.items():
+        if is_reference(value):
+            yield (*path, "headers", header), value
 
 
 def named_variables(tree: object) -> frozenset[str]:

@@ -14,7 +14,7 @@ class Keeping:
     def __init__(self, store: Path) -> None:
         self.store = store
 
-    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
+    async def handle_DATA(self, server: SMTP, _: Session, envelope: Envelope) -> str:  # noqa: N802
         told = {"from": envelope.mail_from, "to": envelope.rcpt_tos}
         told["content"] = bytes(envelope.original_content or b"").decode()
         with self.store.open("a") as store:
@@ -32,7 +32,7 @@ async def serve(store: Path) -> None:
     server = await loop.create_server(
         lambda: SMTP(handler, hostname="mail.example", loop=loop), "127.0.0.1", 0
     )
-    print(server.sockets[0].getsockname()[1], flush=True)
+    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
     await asyncio.to_thread(sys.stdin.read)
 
 

@@ -32,6 +32,14 @@ class Mail:
 
 
 @dataclass(slots=True, kw_only=True)
+class Talk:
+    """What one client has said so far."""
+
+    sender: str = ""
+    recipients: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
 class MailServer:
     """*says* replaces what it answers, by step: greeting, EHLO, MAIL, RCPT, DATA, body, end ..."""
 
@@ -90,62 +98,51 @@ class MailServer:
         return line[:3] == usual[:3]
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not await self._say(writer, "greeting", "220 mail.example ESMTP"):
-            return
-        sender, recipients = "", []
-        while line := await reader.readline():
+        talk = Talk()
+        going = await self._say(writer, "greeting", "220 mail.example ESMTP")
+        while going and (line := await reader.readline()):
             said = line.decode().rstrip("\r\n")
             self.heard.append(said)
-            if writer.get_extra_info("sslcontext"):
+            if self._is_tls(writer):
                 self.encrypted.append(said)
-            word = said.split(" ")[0].upper()
-            match word:
-                case "EHLO":
-                    names = [
-                        one
-                        for one in self.offers
-                        if not (one == "STARTTLS" and self._is_tls(writer))
-                    ]
-                    lines = ["mail.example", *names]
-                    text = "\r\n".join(
-                        f"250{' ' if at == len(lines) - 1 else '-'}{one}"
-                        for at, one in enumerate(lines)
-                    )
-                    if not await self._say(writer, "EHLO", text):
-                        return
-                case "STARTTLS":
-                    if await self._say(writer, "STARTTLS", "220 go on"):
-                        assert self.certificate is not None
-                        await writer.start_tls(self.certificate)
-                case "MAIL":
-                    sender = said.partition("<")[2].partition(">")[0]
-                    if not await self._say(writer, "MAIL", OK) and self._is_over("MAIL"):
-                        return
-                case "RCPT":
-                    recipients = [said.partition("<")[2].partition(">")[0]]
-                    if not await self._say(writer, "RCPT", OK) and self._is_over("RCPT"):
-                        return
-                case "DATA":
-                    if not await self._say(writer, "DATA", "354 go on"):
-                        if self._is_over("DATA"):
-                            return
-                        continue
-                    if self.says.get("body") == [DROP]:
-                        await reader.readexactly(10)
-                        return
-                    raw = await reader.readuntil(b"\r\n.\r\n")
-                    mail = Mail(sender=sender, recipients=recipients, raw=raw[:-3])
-                    told = self.says.get("end", [OK])[0]
-                    if not told.startswith(("4", "5")):
-                        self.taken.append(mail)
-                    if not await self._say(writer, "end", OK) and self._is_over("end"):
-                        return
-                case "QUIT":
-                    await self._say(writer, "QUIT", "221 bye")
-                    return
-                case _:
-                    if not await self._say(writer, word, OK) and self._is_over(word):
-                        return
+            going = await self._react(said, talk, reader, writer)
+
+    async def _react(
+        self, said: str, talk: Talk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer one line; whether the conversation goes on."""
+        word = said.partition(" ")[0].upper()
+        taken = await self._say(writer, word, self._usual(word, writer))
+        match word:
+            case "STARTTLS" if taken:
+                assert self.certificate is not None
+                await writer.start_tls(self.certificate)
+            case "MAIL":
+                talk.sender = said.partition("<")[2].partition(">")[0]
+            case "RCPT":
+                talk.recipients = [said.partition("<")[2].partition(">")[0]]
+            case "DATA" if taken:
+                return await self._take(talk, reader, writer)
+        return word != "QUIT" and not self._is_over(word)
+
+    async def _take(
+        self, talk: Talk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if self.says.get("body") == [DROP]:
+            await reader.readexactly(10)
+            return False
+        raw = await reader.readuntil(b"\r\n.\r\n")
+        if not self.says.get("end", [OK])[0].startswith(("4", "5")):
+            mail = Mail(sender=talk.sender, recipients=talk.recipients, raw=raw[:-3])
+            self.taken.append(mail)
+        await self._say(writer, "end", OK)
+        return not self._is_over("end")
+
+    def _usual(self, word: str, writer: asyncio.StreamWriter) -> str:
+        if word != "EHLO":
+            return {"DATA": "354 go on", "STARTTLS": "220 go on", "QUIT": "221 bye"}.get(word, OK)
+        offers = [one for one in self.offers if one != "STARTTLS" or not self._is_tls(writer)]
+        return "".join(f"250-{one}\r\n" for one in ("mail.example", *offers)) + "250 HELP"
 
     def _is_over(self, step: str) -> bool:
         return self.says.get(step, [""])[0] == DROP

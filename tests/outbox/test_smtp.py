@@ -210,7 +210,7 @@ async def test_a_server_elsewhere_that_offers_no_encryption_gets_no_mail(mail_se
     assert isinstance(said, Failure)
     assert "not sent: the server offers no STARTTLS" == said.reason
 
-    said = await to(mail_server, tls="none", user="shop", password="hush").send(
+    said = await to(mail_server, tls="none", user="shop", password=lambda: "hush").send(
         a_request(), timeout=SECONDS
     )
     assert isinstance(said, Failure)
