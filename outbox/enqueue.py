@@ -15,7 +15,9 @@ from sqlalchemy.types import TypeEngine
 from outbox.compiled import Compiled
 from outbox.entry import RESTORED, Enqueued, NewEntry, State, bounded, uuid7
 from outbox.holding import current_generation, from_lost_future
+from outbox.positions import places_of
 from outbox.store import PENDING, UNCERTAIN, C, Time, effect_keys, outbox, record_set
+from outbox.superseding import SUPERSEDED, supersede
 
 KEY_USED = "key used"
 KEY_TAKEN = "key taken"
@@ -28,12 +30,16 @@ async def enqueue(
     new_id: Callable[[], UUID] = uuid7,
 ) -> list[Enqueued]:
     """
-    Record *entries*, in two statements however many they are; nothing is called here.
+    Record *entries*, in a few statements however many they are; nothing is called here.
 
     The caller owns the transaction: until it commits, nothing was asked for. An idempotency key
     belongs to one entry of its destination: where the same effect has used it before, the entry
     is recorded as `skipped` (key used); where another effect has, as `unrendered` (key taken).
     Entries of one batch go by the same rule, in their order.
+
+    Entries with a `lane` get their places in it under its row's lock, which is held until the
+    transaction ends: whoever else asks for that lane waits. One that supersedes discards what
+    waits before it, if it can be called itself.
 
     After a restore, what may have been sent by the future that was lost becomes `uncertain` where
     the destination knows no keys; elsewhere its key's clock starts when it happened.
@@ -47,24 +53,40 @@ async def enqueue(
     # Rising ids: the rows go in by id, and so in the order of *entries*.
     ids = sorted(new_id() for _ in entries)
     judged = await judge_keys(connection, list(zip(ids, entries, strict=True)))
+    positions = await places_of(connection, entries)
     rows = [
-        _row(id_, entry, state=state, reason=reason)
-        for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True)
+        _row(id_, entry, state=state, reason=reason, lane_position=position)
+        for id_, entry, (state, reason), position in zip(
+            ids, entries, judged, positions, strict=True
+        )
     ]
     written = await _INSERT_ENTRIES.rows(connection, rows=rows)
-    held = {row.id for row in written if row.state == State.UNCERTAIN}
-    answers = []
-    for id_, entry, (state, reason) in zip(ids, entries, judged, strict=True):
-        became = (State.UNCERTAIN, RESTORED) if id_ in held else (state, reason)
-        answers.append(
-            Enqueued(
-                id=id_,
-                state=became[0],
-                reason=became[1],
-                idempotency_key=entry.idempotency_key,
-            )
+    became: dict[UUID, tuple[State, str | None]] = dict(zip(ids, judged, strict=True))
+    became |= {
+        row.id: (State.UNCERTAIN, RESTORED) for row in written if row.state == State.UNCERTAIN
+    }
+    replaced = await supersede(
+        connection,
+        [
+            (id_, entry)
+            for id_, entry in zip(ids, entries, strict=True)
+            if became[id_] == (State.PENDING, None)
+        ],
+    )
+    became |= {
+        id_: (State.DISCARDED, f"{SUPERSEDED}{newer}")
+        for id_, newer in replaced.items()
+        if id_ in became
+    }
+    return [
+        Enqueued(
+            id=id_,
+            state=became[id_][0],
+            reason=became[id_][1],
+            idempotency_key=entry.idempotency_key,
         )
-    return answers
+        for id_, entry in zip(ids, entries, strict=True)
+    ]
 
 
 async def judge_keys(
@@ -145,11 +167,15 @@ def _unrendered(fault: str) -> str:
     return bounded(f"unrendered: {fault}")
 
 
-def _row(id_: UUID, entry: NewEntry, *, state: State, reason: str | None) -> dict[str, Any]:
+def _row(
+    id_: UUID, entry: NewEntry, *, state: State, reason: str | None, lane_position: int | None
+) -> dict[str, Any]:
     body = None if entry.body is None else base64.b64encode(entry.body).decode("ascii")
     return {
         **{name: getattr(entry, name) for name in _FROM_ENTRY},
         "id": str(id_),
+        "ordered": entry.ordered and entry.lane is None,
+        "lane_position": lane_position,
         "headers": dict(entry.headers),
         "found": entry.found,
         "happened_at": None if entry.happened_at is None else entry.happened_at.isoformat(),
@@ -170,6 +196,8 @@ _FROM_ENTRY: Mapping[str, TypeEngine[Any]] = {
     "revision": BigInteger(),
     "position": Integer(),
     "ordered": Boolean(),
+    "lane": C,
+    "hold_after_dead": Boolean(),
     "destination": C,
     "idempotency_key": C,
     "method": Text(),
@@ -184,6 +212,7 @@ def _insert_entries() -> ReturningInsert[Any]:
         {
             "id": Uuid(),
             **_FROM_ENTRY,
+            "lane_position": BigInteger(),
             "headers": JSONB(),
             "happened_at": Time,
             "found": Boolean(),
@@ -204,7 +233,7 @@ def _insert_entries() -> ReturningInsert[Any]:
     goes_on = and_(callable_, ~held)
     state = case((held, UNCERTAIN), else_=given.state)
     values = {
-        **{name: given[name] for name in ("id", *_FROM_ENTRY, "headers")},
+        **{name: given[name] for name in ("id", *_FROM_ENTRY, "lane_position", "headers")},
         "state": state,
         "last_error": case((maybe_sent, RESTORED), else_=given.last_error),
         "body": func.decode(given.body, "base64"),

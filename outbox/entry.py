@@ -122,7 +122,10 @@ class NewEntry:
     key: str | None = None
     revision: int | None = None  #: rises with the resource, under its row's lock
     position: int = 0  #: of the effect in the configuration
-    ordered: bool = False
+    ordered: bool = False  #: after the earlier calls about its resource to its destination
+    lane: str | None = None  #: after the earlier calls of that lane, in the place of `ordered`
+    hold_after_dead: bool | None = None  #: dead, it holds those behind; None: by its destination
+    supersedes: bool = False  #: discards what waits before it in its lane for the same effect
 
     destination: str
     idempotency_key: str | None

@@ -1,6 +1,6 @@
 """Old rows of a table: looked at once, oldest first, a bounded number in one transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -65,7 +65,7 @@ class Gone:
 
     rows: int
     latest: datetime | None  #: how old the youngest of them was
-    values: Sequence[Any]  #: of the column that was asked for
+    values: Mapping[str, Sequence[Any]]  #: of the columns that were asked for, row by row
     last: Place | None  #: where the next batch goes on; None: that was all
 
 
@@ -75,7 +75,7 @@ async def forget(
     *,
     after: Place | None,
     batch: int = BATCH,
-    value: str | None = None,
+    columns: Sequence[str] = (),
 ) -> Gone:
     """
     Delete what may go of the next *batch* old rows; the caller owns the transaction.
@@ -86,7 +86,7 @@ async def forget(
     two that forget share the work.
     """
     looked = _looked(old, after=after, batch=batch)
-    gone = _gone(old, looked, value)
+    gone = _gone(old, looked, columns)
     place = select(looked.c.moment, cast(looked.c.address, Text).label("address"))
     last = place.order_by(looked.c.moment.desc(), looked.c.address.desc()).limit(1).subquery("last")
     found = await connection.execute(
@@ -96,7 +96,7 @@ async def forget(
             select(last.c.address).scalar_subquery().label("address"),
             func.count().label("rows"),
             func.max(gone.c[old.by]).label("latest"),
-            func.array_agg(gone.c[value or old.by]).label("values"),
+            *(func.array_agg(gone.c[name]).label(f"all_{name}") for name in columns),
         ).select_from(gone)
     )
     row = found.one()
@@ -104,7 +104,7 @@ async def forget(
     return Gone(
         rows=row.rows,
         latest=row.latest,
-        values=row.values or () if value else (),
+        values={name: getattr(row, f"all_{name}") or () for name in columns},
         last=Place(moment=row.moment, address=row.address) if full else None,
     )
 
@@ -140,7 +140,7 @@ def _is_old(old: Old, victim: FromClause) -> Sequence[ColumnElement[bool]]:
     return [victim.c[old.by] < func.now() - keep, *old.among(victim)]
 
 
-def _gone(old: Old, looked: CTE, value: str | None) -> CTE:
+def _gone(old: Old, looked: CTE, columns: Sequence[str]) -> CTE:
     free = old.table.alias("free")
     its_address: ColumnElement[Any] = literal_column("free.ctid", RowAddress)
     going = select(looked.c.address).where(~looked.c.stays).scalar_subquery()
@@ -154,5 +154,5 @@ def _gone(old: Old, looked: CTE, value: str | None) -> CTE:
     address: ColumnElement[Any] = literal_column(f"{old.table.name}.ctid", RowAddress)
     locked = select(held.c.address).scalar_subquery()
     statement = delete(old.table).where(address == any_(func.array(locked)))
-    told = {old.table.c[old.by], old.table.c[value or old.by]}
-    return statement.returning(*told).cte("gone")
+    told = dict.fromkeys([old.by, *columns])
+    return statement.returning(*(old.table.c[name] for name in told)).cte("gone")

@@ -1,61 +1,115 @@
-"""Order: calls about one resource to one destination happen one after the other."""
+"""
+Order: calls of one lane happen one after the other.
 
-from sqlalchemy import ColumnElement, FromClause, and_, or_, select, tuple_
+An entry is in the lane that its effect names, whatever its destination; or, at an ordered
+destination and without a name, in that of the calls about its resource there; or in none.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, FromClause, and_, func, or_, select, tuple_
 
 from outbox.store import DEAD, PENDING, UNCERTAIN, outbox
+
+Which = Callable[[FromClause], ColumnElement[bool]]
 
 
 def waits_for_another(wanted: FromClause) -> ColumnElement[bool]:
     """
-    Whether an earlier call for the same resource to the same destination is not through yet.
+    Whether an earlier call of the same lane is not through yet.
 
     *wanted* is the destination's limits in the statement around it (`hold`: a dead call holds
-    its successors).
+    its successors, unless the entry itself says otherwise).
     """
-    earlier = outbox.alias("earlier")
-    not_through = or_(
-        and_(earlier.c.state == PENDING, earlier.c.due_at.is_not(None)),  # else: unrendered
-        earlier.c.state == UNCERTAIN,
-        and_(earlier.c.state == DEAD, wanted.c.hold),
-    )
-    return (
-        select(earlier.c.id)
-        .where(
-            earlier.c.ordered,
+
+    def not_through(earlier: FromClause) -> ColumnElement[bool]:
+        return and_(
             earlier.c.state.in_([PENDING, UNCERTAIN, DEAD]),
-            shares_lane(earlier, outbox),
-            comes_before(earlier, outbox),
-            not_through,
+            or_(
+                and_(earlier.c.state == PENDING, earlier.c.due_at.is_not(None)),  # else: unrendered
+                earlier.c.state == UNCERTAIN,
+                and_(
+                    earlier.c.state == DEAD, func.coalesce(earlier.c.hold_after_dead, wanted.c.hold)
+                ),
+            ),
         )
-        .correlate(outbox, wanted)
-        .exists()
-    )
+
+    return has_earlier(outbox, not_through)
 
 
-def shares_lane(one: FromClause, other: FromClause) -> ColumnElement[bool]:
-    """Whether two entries are calls about one resource to one destination."""
+def has_earlier(entry: FromClause, which: Which) -> ColumnElement[bool]:
+    """Whether a call that goes before *entry* in its lane is as *which* says."""
+    earlier = outbox.alias("earlier")
+    by_resource = goes_before_by_resource(earlier, entry)
+    by_name = goes_before_by_name(earlier, entry)
+    return _some(entry, earlier, by_resource=by_resource, by_name=by_name, which=which(earlier))
+
+
+def has_later(entry: FromClause, which: Which) -> ColumnElement[bool]:
+    """Whether a call that goes behind *entry* in its lane is as *which* says."""
+    later = outbox.alias("later")
+    by_resource = goes_before_by_resource(entry, later)
+    by_name = goes_before_by_name(entry, later)
+    return _some(entry, later, by_resource=by_resource, by_name=by_name, which=which(later))
+
+
+def goes_before_by_name(earlier: FromClause, later: FromClause) -> ColumnElement[bool]:
+    """Whether both are in one named lane, in this order: by places given under its row's lock."""
     return and_(
-        one.c.destination == other.c.destination,
-        one.c.sender == other.c.sender,
-        one.c.kind == other.c.kind,
-        one.c.key == other.c.key,
+        earlier.c.lane == later.c.lane,
+        earlier.c.lane_position < later.c.lane_position,
     )
 
 
-def comes_before(earlier: FromClause, later: FromClause) -> ColumnElement[bool]:
+def goes_before_by_resource(earlier: FromClause, later: FromClause) -> ColumnElement[bool]:
     """
-    Whether one entry of a lane goes before another.
+    Whether both are calls about one resource to one ordered destination, in this order.
 
     By revision, which rises under the resource's lock, and by the effect's position in the
     configuration; where there is no revision, by the time of the insert. Never by our ids.
     """
-    return or_(
-        and_(later.c.revision.is_not(None), earlier.c.revision.is_(None)),
-        tuple_(earlier.c.revision, earlier.c.position) < tuple_(later.c.revision, later.c.position),
-        and_(
-            later.c.revision.is_(None),
-            earlier.c.revision.is_(None),
-            tuple_(earlier.c.created_at, earlier.c.position)
-            < tuple_(later.c.created_at, later.c.position),
+    return and_(
+        earlier.c.ordered,
+        later.c.ordered,
+        earlier.c.destination == later.c.destination,
+        earlier.c.sender == later.c.sender,
+        earlier.c.kind == later.c.kind,
+        earlier.c.key == later.c.key,
+        or_(
+            and_(later.c.revision.is_not(None), earlier.c.revision.is_(None)),
+            tuple_(earlier.c.revision, earlier.c.position)
+            < tuple_(later.c.revision, later.c.position),
+            and_(
+                later.c.revision.is_(None),
+                earlier.c.revision.is_(None),
+                tuple_(earlier.c.created_at, earlier.c.position)
+                < tuple_(later.c.created_at, later.c.position),
+            ),
         ),
+    )
+
+
+def is_in_lane(entry: Mapping[str, Any]) -> bool:
+    """Whether others may wait for an entry, or it for others."""
+    return entry["ordered"] or entry["lane"] is not None
+
+
+def _some(
+    entry: FromClause,
+    other: FromClause,
+    *,
+    by_resource: ColumnElement[bool],
+    by_name: ColumnElement[bool],
+    which: ColumnElement[bool],
+) -> ColumnElement[bool]:
+    """Asked for the two kinds of lanes apart: each has an index of its own."""
+
+    def some(in_order: ColumnElement[bool]) -> ColumnElement[bool]:
+        found = select(other.c.id).where(in_order, which)
+        return found.correlate_except(other).exists()
+
+    return or_(
+        and_(entry.c.ordered, some(by_resource)),
+        and_(entry.c.lane.is_not(None), some(by_name)),
     )

@@ -74,7 +74,7 @@ class Leased:
     event_id: str
     effect: str
     destination: str
-    ordered: bool
+    ordered: bool  #: it is in a lane: others may wait for it
     idempotent: bool
     idempotency_key: str | None
     method: str
@@ -140,7 +140,7 @@ def _leased(row: Row[Any]) -> Leased:
         event_id=row.event_id,
         effect=row.effect,
         destination=row.destination,
-        ordered=row.ordered,
+        ordered=row.ordered or row.lane is not None,
         idempotent=row.idempotent,
         idempotency_key=row.idempotency_key,
         method=row.method or "",
@@ -252,7 +252,7 @@ def _due(wanted: FromClause) -> LateralFromClause:
             outbox.c.due_at <= func.now(),
             place > tuple_(wanted.c.after_redriven, wanted.c.after_due_at),
             place <= tuple_(wanted.c.upto_redriven, wanted.c.upto_due_at),
-            or_(~outbox.c.ordered, ~waits_for_another(wanted)),
+            ~waits_for_another(wanted),
         )
         .order_by(outbox.c.redriven, outbox.c.due_at)
         .limit(wanted.c.free)

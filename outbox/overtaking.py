@@ -1,4 +1,4 @@
-"""Whether later calls about a resource went out before one that stopped."""
+"""Whether later calls of a lane went out before one that stopped."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -9,7 +9,6 @@ from sqlalchemy import (
     FromClause,
     Interval,
     Uuid,
-    and_,
     func,
     literal_column,
     or_,
@@ -18,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from outbox.lanes import comes_before, shares_lane
+from outbox.lanes import goes_before_by_name, goes_before_by_resource, has_later
 from outbox.store import DELIVERED, PENDING, outbox, record_set
 
 # For a relay whose statement began before our commit.
@@ -27,7 +26,7 @@ HELD_BACK: ColumnElement[timedelta] = literal_column("interval '2 seconds'", Int
 
 async def overtaken(connection: AsyncConnection, ids: Collection[UUID]) -> set[UUID]:
     """
-    Which of *ids* are behind a later call about their resource that may have taken effect.
+    Which of *ids* are behind a later call of their lane that may have taken effect.
 
     What could still go is held back first, for a moment: a relay whose statement began before
     our commit would not see that it has to wait. Whoever is just leasing it is waited for.
@@ -35,7 +34,8 @@ async def overtaken(connection: AsyncConnection, ids: Collection[UUID]) -> set[U
     if not ids:
         return set()
     rows = [{"id": str(id_)} for id_ in sorted(ids)]
-    await connection.execute(_HOLD_BACK, {"rows": rows})
+    for hold_back in _HOLD_BACK:
+        await connection.execute(hold_back, {"rows": rows})
     return set(await connection.scalars(_OVERTAKEN, {"rows": rows}))
 
 
@@ -46,21 +46,13 @@ def may_have_gone_out(entry: FromClause) -> ColumnElement[bool]:
 
 _given = record_set("given", {"id": Uuid()}).c
 _head = outbox.alias("head")
-_is_successor = and_(outbox.c.ordered, shares_lane(outbox, _head), comes_before(_head, outbox))
-_HOLD_BACK = (
+_HOLD_BACK = [
     update(outbox)
-    .where(_head.c.id == _given.id, _is_successor)
+    .where(_head.c.id == _given.id, goes_before(_head, outbox))
     .where(outbox.c.state == PENDING, ~outbox.c.call_open)
     .values(due_at=func.greatest(outbox.c.due_at, func.clock_timestamp() + HELD_BACK))
-)
-_later = outbox.alias("later")
+    for goes_before in (goes_before_by_name, goes_before_by_resource)
+]
 _OVERTAKEN = (
-    select(_head.c.id)
-    .where(_head.c.id == _given.id)
-    .where(
-        select(_later.c.id)
-        .where(_later.c.ordered, shares_lane(_later, _head), comes_before(_head, _later))
-        .where(may_have_gone_out(_later))
-        .exists()
-    )
+    select(_head.c.id).where(_head.c.id == _given.id).where(has_later(_head, may_have_gone_out))
 )

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox.enqueue import KEY_USED, Asking, take_keys
 from outbox.entry import State
 from outbox.generations import current
+from outbox.lanes import is_in_lane
 from outbox.overtaking import overtaken
 from outbox.store import PENDING, Time, outbox, record_set
 
@@ -29,7 +30,7 @@ class Refusal(StrEnum):
     KEY_USED = "key_used"  #: another entry has made this very call
     KEY_LIFE_OVER = "key_life_over"  #: the destination may have forgotten its key
     MAYBE_PERFORMED = "maybe_performed"  #: and the destination would perform it again
-    OUT_OF_ORDER = "out_of_order"  #: a later call about the resource went out already
+    OUT_OF_ORDER = "out_of_order"  #: a later call of its lane went out already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ async def redrive(
     going = [one for one in judged if one.refusal is None]
     refused: dict[UUID, Refusal] = {}
     if not out_of_order:
-        lanes = [one.id for one in going if one.entry and one.entry["ordered"]]
+        lanes = [one.id for one in going if one.entry and is_in_lane(one.entry)]
         refused |= dict.fromkeys(await overtaken(connection, lanes), Refusal.OUT_OF_ORDER)
     skipped = [one for one in going if one.entry and one.entry["state"] == State.SKIPPED]
     asking = [one for one in skipped if one.id not in refused]

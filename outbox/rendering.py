@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     ColumnElement,
     Integer,
@@ -29,7 +30,9 @@ from sqlalchemy.types import TypeEngine
 from outbox.enqueue import judge_keys
 from outbox.entry import RESTORED, Enqueued, NewEntry, State
 from outbox.holding import current_generation
+from outbox.positions import places_of
 from outbox.store import PENDING, C, outbox, record_set
+from outbox.superseding import supersede
 
 
 def is_unrendered() -> ColumnElement[bool]:
@@ -85,18 +88,22 @@ async def render(
     """
     Freeze entries that `unrendered` has locked: what can be called is due at once.
 
-    Keys are judged as when they are enqueued. What was asked for before the database went back may
+    Keys are judged as when they are enqueued. An entry keeps its place in its lane; in a lane that
+    it was not in before it goes to the end. What was asked for before the database went back may
     have been rendered, and sent, by the future that was lost: its key's clock starts then, and
     where the destination knows no keys it becomes `uncertain`. The caller owns the transaction.
     """
     judged = await judge_keys(connection, rendered)
+    positions = await _positions(connection, rendered)
     rows = []
     for (id_, entry), (state, reason) in zip(rendered, judged, strict=True):
         body = None if entry.body is None else base64.b64encode(entry.body).decode("ascii")
         rows.append(
             {
-                **{name: getattr(entry, name) for name in _FROM_ENTRY},
+                **{name: getattr(entry, name) for name in _FROM_ENTRY if name != "lane_position"},
                 "id": str(id_),
+                "ordered": entry.ordered and entry.lane is None,
+                "lane_position": positions.get(id_),
                 "headers": dict(entry.headers),
                 "body": body,
                 "state": state.value,
@@ -106,6 +113,7 @@ async def render(
     if not rows:
         return []
     written = {row.id: row for row in await connection.execute(_RENDER, {"rows": rows})}
+    await supersede(connection, [one for one in rendered if written[one[0]].last_error is None])
     return [
         Enqueued(
             id=id_,
@@ -117,9 +125,33 @@ async def render(
     ]
 
 
+async def _positions(
+    connection: AsyncConnection, rendered: Sequence[tuple[UUID, NewEntry]]
+) -> dict[UUID, int | None]:
+    """Where each goes in the lane that it names: where it was, or to the end of another."""
+    if all(entry.lane is None for _, entry in rendered):
+        return {}
+    were = select(outbox.c.id, outbox.c.lane, outbox.c.lane_position).where(
+        outbox.c.id == _given.c.id
+    )
+    rows = [{"id": str(id_)} for id_, _ in rendered]
+    before = {row.id: row for row in await connection.execute(were, {"rows": rows})}
+    positions = {
+        id_: before[id_].lane_position
+        for id_, entry in rendered
+        if before[id_].lane == entry.lane
+    }
+    moved = [(id_, entry) for id_, entry in rendered if id_ not in positions]
+    places = await places_of(connection, [entry for _, entry in moved])
+    return positions | {id_: place for (id_, _), place in zip(moved, places, strict=True)}
+
+
 _FROM_ENTRY: Mapping[str, TypeEngine[Any]] = {
     "position": Integer(),
     "ordered": Boolean(),
+    "lane": C,
+    "lane_position": BigInteger(),
+    "hold_after_dead": Boolean(),
     "destination": C,
     "idempotency_key": C,
     "method": Text(),

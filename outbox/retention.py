@@ -19,8 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import State
 from outbox.forgetting import BATCH, Gone, Old, Place, forget
-from outbox.lanes import comes_before, shares_lane
+from outbox.lanes import has_earlier
 from outbox.overtaking import may_have_gone_out
+from outbox.positions import forget_lanes
 from outbox.store import (
     DEAD,
     PENDING,
@@ -67,14 +68,11 @@ def _shows_order(entry: FromClause) -> ColumnElement[bool]:
     Without it, that one would go out behind it as soon as somebody redrives or replays it. By the
     index of what is not through in a lane, which is small however much there is that is over.
     """
-    earlier = outbox.alias("stopped")
-    stopped = (
-        select(earlier.c.id)
-        .where(earlier.c.ordered, earlier.c.state.in_([PENDING, UNCERTAIN, DEAD]))
-        .where(shares_lane(earlier, entry), comes_before(earlier, entry))
-        .exists()
-    )
-    return entry.c.ordered & may_have_gone_out(entry) & stopped
+
+    def stopped(earlier: FromClause) -> ColumnElement[bool]:
+        return earlier.c.state.in_([PENDING, UNCERTAIN, DEAD])
+
+    return may_have_gone_out(entry) & has_earlier(entry, stopped)
 
 
 def old_entries(sender: str, keep: timedelta) -> Old:
@@ -124,11 +122,13 @@ async def purge(
     after: Place | None = None,
     batch: int = BATCH,
 ) -> Gone:
-    """Remove what may go of the next *batch* entries that are old, and their attempts."""
-    gone = await forget(connection, old_entries(sender, keep), after=after, batch=batch, value="id")
+    """Remove what may go of the next *batch* old entries, their attempts, and emptied lanes."""
+    old = old_entries(sender, keep)
+    gone = await forget(connection, old, after=after, batch=batch, columns=("id", "lane"))
     if gone.rows:
-        rows = [{"id": str(id_)} for id_ in gone.values]
+        rows = [{"id": str(id_)} for id_ in gone.values["id"]]
         await connection.execute(_DROP_ATTEMPTS, {"rows": rows})
+        await forget_lanes(connection, {lane for lane in gone.values["lane"] if lane is not None})
     return gone
 
 

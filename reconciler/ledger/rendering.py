@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox import rendering
 from outbox.enqueue import KEY_TAKEN, enqueue
 from outbox.entry import RESTORED, Enqueued, NewEntry, State
+from outbox.lanes import is_in_lane
 from outbox.overtaking import overtaken
 from reconciler import database
 from reconciler.errors import ReconcilerError
@@ -63,7 +64,7 @@ async def render_again(
     if not rows:
         return []
     event, fault = await _event(connection, rules, sender, event_id)
-    lanes = [] if out_of_order else [row["id"] for row in rows if row["ordered"]]
+    lanes = [] if out_of_order else [row["id"] for row in rows if is_in_lane(row)]
     late = await overtaken(connection, lanes)
     claim = await claims.show(connection, sender, event_id)
     now = await database.now(connection)
@@ -170,7 +171,7 @@ def _was_taken(row: RowMapping) -> bool:
 def _as_it_is(row: RowMapping, **changes: Any) -> NewEntry:
     names = (
         *("sender", "event_id", "effect", "part", "repetition", "kind", "key", "revision"),
-        *("position", "ordered", "destination", "idempotency_key", "idempotent"),
+        *("position", "ordered", "lane", "hold_after_dead", "destination", "idempotency_key", "idempotent"),
         *("method", "path"),
     )
     facts = {name: row[name] for name in names}
