@@ -64,12 +64,3 @@ redrive_runs = Table(
     Column("ended_at", Time),
     PrimaryKeyConstraint("id", name="redrive_runs_pkey"),
 )
-
-lanes = Table(
-    "lanes",
-    metadata,
-    Column("lane", C, nullable=False),
-    Column("position", BigInteger, nullable=False),
-    PrimaryKeyConstraint("lane", name="lanes_pkey"),
-    postgresql_with={"fillfactor": 70},
-)

@@ -5,10 +5,9 @@ An entry is in the lane that its effect names, whatever its destination; or, at 
 destination and without a name, in that of the calls about its resource there; or in none.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from sqlalchemy import ColumnElement, FromClause, and_, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, FromClause, RowMapping, and_, func, or_, select, tuple_
 
 from outbox.store import DEAD, PENDING, UNCERTAIN, outbox
 
@@ -90,9 +89,9 @@ def goes_before_by_resource(earlier: FromClause, later: FromClause) -> ColumnEle
     )
 
 
-def is_in_lane(entry: Mapping[str, Any]) -> bool:
+def is_in_lane(entry: RowMapping) -> bool:
     """Whether others may wait for an entry, or it for others."""
-    return entry["ordered"] or entry["lane"] is not None
+    return bool(entry["ordered"]) or entry["lane"] is not None
 
 
 def _some(

@@ -33,9 +33,7 @@ lanes = Table(
 )
 
 
-async def places_of(
-    connection: AsyncConnection, entries: Sequence[NewEntry]
-) -> list[int | None]:
+async def places_of(connection: AsyncConnection, entries: Sequence[NewEntry]) -> list[int | None]:
     """The next place in its lane for each of *entries*, in their order; None: it names no lane."""
     lanes_named = [entry.lane for entry in entries if entry.lane is not None]
     taken = iter(await take_positions(connection, lanes_named))

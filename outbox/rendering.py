@@ -137,9 +137,7 @@ async def _positions(
     rows = [{"id": str(id_)} for id_, _ in rendered]
     before = {row.id: row for row in await connection.execute(were, {"rows": rows})}
     positions = {
-        id_: before[id_].lane_position
-        for id_, entry in rendered
-        if before[id_].lane == entry.lane
+        id_: before[id_].lane_position for id_, entry in rendered if before[id_].lane == entry.lane
     }
     moved = [(id_, entry) for id_, entry in rendered if id_ not in positions]
     places = await places_of(connection, [entry for _, entry in moved])

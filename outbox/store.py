@@ -133,6 +133,13 @@ Index(
     outbox.c.lane_position,
     postgresql_where=text("lane is not null and state in ('pending','uncertain','dead')"),
 )
+# All of a lane, also what is through: whether a call was overtaken, and whether a lane is empty.
+Index(
+    "outbox_lane_entries_idx",
+    outbox.c.lane,
+    outbox.c.lane_position,
+    postgresql_where=text("lane is not null"),
+)
 Index("outbox_look_idx", outbox.c.look_at, postgresql_where=text("look_at is not null"))
 # Calls under way: as many as a destination takes at once, over all processes.
 Index(

@@ -20,6 +20,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
@@ -83,7 +84,7 @@ def _statement(goes_before: Any) -> Update:
     )
     last = (
         select(replaced.c.id, replaced.c.newer)
-        .distinct(replaced.c.id)
+        .ext(distinct_on(replaced.c.id))
         .order_by(replaced.c.id, replaced.c.newer.desc())
         .subquery("last")
     )

@@ -171,8 +171,8 @@ def _was_taken(row: RowMapping) -> bool:
 def _as_it_is(row: RowMapping, **changes: Any) -> NewEntry:
     names = (
         *("sender", "event_id", "effect", "part", "repetition", "kind", "key", "revision"),
-        *("position", "ordered", "lane", "hold_after_dead", "destination", "idempotency_key", "idempotent"),
-        *("method", "path"),
+        *("position", "ordered", "lane", "hold_after_dead", "destination", "idempotency_key"),
+        *("idempotent", "method", "path"),
     )
     facts = {name: row[name] for name in names}
     body = None if row["body"] is None else bytes(row["body"])

@@ -48,12 +48,13 @@ def an_entry(number: int = 1, **changes: Any) -> NewEntry:
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """One database, one destination called `payments`, and relays to be started."""
+    """One database, a destination called `payments`, and relays to be started."""
 
     engine: AsyncEngine
     pretend: Pretend
     policy: relay.Policy = POLICY
     destination: Destination = field(init=False)
+    others: dict[str, Destination] = field(default_factory=dict)
     channels: list[Channel] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,11 +84,11 @@ class World:
 
     @property
     def destinations(self) -> dict[str, Destination]:
-        return {"payments": self.destination}
+        return {"payments": self.destination, **self.others}
 
-    async def enqueue(self, *entries: NewEntry) -> list[Enqueued]:
+    async def enqueue(self, *entries: NewEntry, **how: Any) -> list[Enqueued]:
         async with self.engine.begin() as connection:
-            return await enqueue(connection, entries)
+            return await enqueue(connection, entries, **how)
 
     async def relay_once(self, **edges: Any) -> int:
         return await relay.run_once(self.engine, self.destinations, self.policy, **edges)
