@@ -19,6 +19,8 @@ HEADER_VALUE = re.compile(r"[!-~]([\t -~]*[!-~])?")
 #: RFC 3986, 3.3 and 3.4: what a path and a query may hold when everything else is encoded
 PATH = re.compile(r"/(?!/)(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2})*")
 
+LANE_BYTES = 1024  #: a resource's key twice
+
 RESERVED_HEADERS = frozenset(
     [
         "host",
@@ -82,6 +84,15 @@ def check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
                 f"the value of header {name} must be printable ASCII, no space at either end"
             )
     return headers
+
+
+def check_lane(text: str) -> str:
+    """Return *text* if it can name a lane; CallError says why it cannot."""
+    if not text.strip():
+        raise CallError("the lane's name is empty: every call without one would wait for the other")
+    if len(text.encode()) > LANE_BYTES:
+        raise CallError(f"the lane's name is longer than {LANE_BYTES} bytes")
+    return text
 
 
 def freeze(

@@ -44,6 +44,7 @@ def targets_of(settings: Settings) -> dict[str, Target]:
         name: Target(
             name=name,
             ordered=destination.ordered,
+            hold_after_dead=destination.after_dead == "hold",
             idempotent=destination.idempotent,
             key_header=(
                 destination.key_header if isinstance(destination, HttpDestinationSettings) else None
@@ -123,8 +124,11 @@ def what_all_have(
     key = None
     if said is not None:
         key = compiler.attempt("idempotency_key", compile_template, said, names=EFFECT_NAMES)
+    lane = None
+    if effect.lane is not None:
+        lane = compiler.attempt("lane", compile_template, effect.lane, names=EFFECT_NAMES)
     gate = compiler.gate(effect, sender=None, names=EFFECT_NAMES)
-    if said and key is None:
+    if (said and key is None) or (effect.lane and lane is None):
         return None
     return {
         "name": name,
@@ -134,9 +138,23 @@ def what_all_have(
         "idempotent": target.idempotent if effect.idempotent is None else effect.idempotent,
         "key": key,
         "lasting": key is not None and not key.names & {"version", "event_id"},
+        "lane": lane,
+        "hold_after_dead": holds_after_dead(effect, target),
+        "supersedes": effect.supersedes,
         "max_age": effect.max_age,
         "dated": dated_kinds(compiler.settings),
     }
+
+
+def holds_after_dead(effect: EffectSettings, target: Target) -> bool | None:
+    """
+    Whether a dead one holds its successors; None: by what its destination says then.
+
+    In a lane calls wait for those of other destinations too, which are asked for their word now.
+    """
+    if effect.after_dead is not None:
+        return effect.after_dead == "hold"
+    return None if effect.lane is None else target.hold_after_dead
 
 
 def dated_kinds(settings: Settings) -> frozenset[Source]:

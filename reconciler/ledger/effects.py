@@ -10,7 +10,7 @@ from typing import Any, Literal
 from outbox.entry import NewEntry, outgoing_key
 from reconciler.exact_json import NotJsonError
 from reconciler.expressions import ExpressionError, JsonTemplate, PathTemplate, Template
-from reconciler.ledger.calls import Call, CallError, freeze
+from reconciler.ledger.calls import Call, CallError, check_lane, freeze
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.gates import Gate
@@ -42,19 +42,28 @@ def entries_for(
     if refusal is not None:
         return refusal
     skip = reason_to_skip(effect, cause, now=now)
-    key = None
+    key = lane = None
     try:
+        lane = None if effect.lane is None else check_lane(effect.lane.text(own))
         said = key_of(effect, cause, own)
         key = effect.destination.outgoing(said)
         calls = calls_of(effect, own, now=now)
     except UNUSABLE as error:
         if skip is None:
-            return [entry_of(effect, cause, key=key, fault=str(error))]
+            return [entry_of(effect, cause, lane=lane, key=key, fault=str(error))]
         # what is skipped anyway stays so: history must not come alive
-        return [entry_of(effect, cause, key=key, skip=f"{skip} (unrendered: {error})")]
-    outgoing = effect.destination.outgoing
+        skip = f"{skip} (unrendered: {error})"
+        return [entry_of(effect, cause, lane=lane, key=key, skip=skip)]
     return [
-        entry_of(effect, cause, part=part, key=outgoing(said, part=part), call=call, skip=skip)
+        entry_of(
+            effect,
+            cause,
+            part=part,
+            lane=lane,
+            key=effect.destination.outgoing(said, part=part),
+            call=call,
+            skip=skip,
+        )
         for part, call in calls
     ]
 
@@ -64,6 +73,7 @@ def entry_of(  # noqa: PLR0913 - what may be missing of an entry
     cause: Cause,
     *,
     part: str = "0",
+    lane: str | None = None,
     key: str | None = None,
     call: Call | None = None,
     skip: str | None = None,
@@ -85,7 +95,10 @@ def entry_of(  # noqa: PLR0913 - what may be missing of an entry
         key=event.key,
         revision=cause.revision,
         position=effect.position,
-        ordered=effect.destination.ordered,
+        ordered=effect.destination.ordered and effect.lane is None,
+        lane=lane,
+        hold_after_dead=effect.hold_after_dead,
+        supersedes=effect.supersedes,
         destination=effect.destination.name,
         idempotency_key=key,
         lasting=effect.lasting,
@@ -154,6 +167,7 @@ class Target:
 
     name: str
     ordered: bool
+    hold_after_dead: bool
     idempotent: bool
     key_header: str | None
     key_max_length: int
@@ -180,6 +194,9 @@ class Effect:
     mail: MailTemplate | None = None
     key: Template | None  #: None: the usual key
     lasting: bool  #: the key names neither version nor event
+    lane: Template | None
+    hold_after_dead: bool | None  #: None: as its destination says by then
+    supersedes: bool
     max_age: timedelta | None
     dated: frozenset[Source]  #: (sender, kind) whose versions are times
 

@@ -74,6 +74,8 @@ def read_by_effect(effect: Effect) -> Iterator[Reading]:
         yield f"{key}.json", effect.json.paths
     if effect.key is not None:
         yield f"{key}.idempotency_key", effect.key.paths
+    if effect.lane is not None:
+        yield f"{key}.lane", effect.lane.paths
 
 
 def read_by_step(step: ApplyStep) -> Iterator[Reading]:

@@ -156,6 +156,7 @@ class Send(Protocol):
         headers: Mapping[str, str],
         key: str | None,
         idempotent: bool | None,
+        lane: str | None,
     ) -> None: ...
 
 
@@ -195,13 +196,15 @@ class Transaction:
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
         idempotent: bool | None = None,
+        lane: str | None = None,
     ) -> None:
         """
         Ask for one call of *destination*, written with this event and made after the commit.
 
         *request* is `METHOD /path`; *effect* names the call, once per event. Without *key* the
         idempotency key is `event_id:effect` for a fact and `sender:kind:key:version:effect` for
-        a change. Numbers in *json* are int or Decimal.
+        a change. Numbers in *json* are int or Decimal. Calls of one *lane* are made one after the
+        other, whatever they are about.
         """
         self._require_open()
         self._send(
@@ -212,6 +215,7 @@ class Transaction:
             headers=headers or {},
             key=key,
             idempotent=idempotent,
+            lane=lane,
         )
 
     def close(self) -> None:

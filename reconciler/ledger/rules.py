@@ -24,6 +24,7 @@ from reconciler.ledger.globs import matches
 from reconciler.ledger.handlers import Handler
 from reconciler.ledger.key_questions import key_questions
 from reconciler.ledger.kinds import KindRules, kind_rules
+from reconciler.ledger.lane_questions import lane_questions
 from reconciler.ledger.projection import KindReader
 from reconciler.ledger.questions import questions
 from reconciler.ledger.user_sql import ApplyStep
@@ -58,6 +59,7 @@ def compile_rules(
     also_reads = {name: compile_also_read(settings, name, problems) for name in settings.senders}
     problems += questions(settings, handlers)
     problems += key_questions(settings, effects)
+    problems += lane_questions(settings, effects)
     every_step = [step for of_sender in applies.values() for step in of_sender]
     problems += field_questions(settings, effects, every_step, steps)
     if problems:

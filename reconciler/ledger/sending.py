@@ -12,7 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import NewEntry
 from reconciler.exact_json import require_json
-from reconciler.ledger.calls import NAME, CallError, check_header_name, freeze, split_request
+from reconciler.ledger.calls import (
+    NAME,
+    CallError,
+    check_header_name,
+    check_lane,
+    freeze,
+    split_request,
+)
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.effects import Target, happened_at
 from reconciler.ledger.event import Origin
@@ -61,6 +68,7 @@ class Sending:
         headers: Mapping[str, str],
         key: str | None,
         idempotent: bool | None,
+        lane: str | None,
     ) -> None:
         target = self.target(destination)
         if target.mail is not None:
@@ -89,7 +97,9 @@ class Sending:
                 key=event.key,
                 revision=self.cause.revision,
                 position=len(self.configured) + len(self.entries),
-                ordered=target.ordered,
+                ordered=target.ordered and lane is None,
+                lane=None if lane is None else check_lane(lane),
+                hold_after_dead=None if lane is None else target.hold_after_dead,
                 destination=target.name,
                 idempotency_key=target.outgoing(said),
                 # what else a key of the handler's own stands for is not ours to see

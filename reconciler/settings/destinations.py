@@ -212,3 +212,9 @@ class EffectSettings(Section):
     """Whether this call is idempotent; absent: what the destination says."""
     max_age: Duration | None = None
     """Older causes are recorded as skipped."""
+    lane: Key | None = None
+    """Its calls go one after the other with all of that lane, in the place of `ordered`."""
+    after_dead: Literal["continue", "hold"] | None = None
+    """Whether a dead one lets its successors go; absent: what the destination says."""
+    supersedes: Bool = False
+    """Whether a newer one discards an older one of its lane that waits for its first call."""
