@@ -34,10 +34,19 @@ lanes = Table(
 
 
 async def places_of(connection: AsyncConnection, entries: Sequence[NewEntry]) -> list[int | None]:
-    """The next place in its lane for each of *entries*, in their order; None: it names no lane."""
-    lanes_named = [entry.lane for entry in entries if entry.lane is not None]
-    taken = iter(await take_positions(connection, lanes_named))
-    return [None if entry.lane is None else next(taken) for entry in entries]
+    """
+    The next place in its lane for each of *entries*, in their order; None: it names no lane.
+
+    The parts of one effect share a place: a mail to one recipient waits for none to another.
+    """
+    asking = {_one_place(entry): entry.lane for entry in entries if entry.lane is not None}
+    taken = await take_positions(connection, list(asking.values()))
+    places = dict(zip(asking, taken, strict=True))
+    return [places.get(_one_place(entry)) for entry in entries]
+
+
+def _one_place(entry: NewEntry) -> tuple[str | None, str, str, str]:
+    return (entry.lane, entry.sender, entry.event_id, entry.effect)
 
 
 async def take_positions(connection: AsyncConnection, names: Sequence[str]) -> list[int]:

@@ -97,6 +97,19 @@ async def test_places_follow_the_lock_of_the_lane_and_neither_ids_nor_transactio
     assert ["key_1", "key_2", "key_3"] == [key for key in pretend.keys if key != "key_4"]
 
 
+async def test_mails_to_several_recipients_go_side_by_side(world, pretend):
+    """What became of the first is unknown: the other is not held, and the next letter is."""
+    pretend.behave = in_turn(Misbehaves("closes"), Answers())
+    world.set(concurrency=1)
+    await world.enqueue(
+        laned(1, part="a", idempotent=False),
+        laned(1, part="b", idempotency_key="key_1b"),
+        laned(2),
+    )
+    await all_of_it(world)
+    assert ["uncertain", "delivered", "pending"] == await world.states()
+
+
 async def test_batches_that_name_the_same_lanes_in_any_order_never_deadlock(world):
     names = [f"order:{number}" for number in range(8)]
 
