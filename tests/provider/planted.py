@@ -1,0 +1,167 @@
+"""Bugs that the provider must not let pass: each in a copy of the packages, with its scenario."""
+
+from dataclasses import dataclass
+
+from tests.history.planted import PLANTED as HISTORY
+from tests.history.planted import bug
+from tests.mutants import STABLE_KEY, Mutant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A bug, and the scenario that has to notice it."""
+
+    scenario: str
+    mutants: tuple[Mutant, ...]
+
+
+NO_LENGTH = bug(
+    "outbox/leasing.py",
+    "due_at=case((goes_on, func.now() + held.lease * SECOND)),",
+    "due_at=case((goes_on, func.now())),",
+)
+NO_AGE = bug(
+    "outbox/relay.py",
+    "late = began - asked_at >= last_moment.total_seconds() - LEASE_SLACK",
+    "late = began < asked_at",
+)
+PLANTED: dict[str, Planted] = {
+    "a new key for each attempt": Planted(scenario="killed", mutants=(STABLE_KEY,)),
+    "delivered before it is sent": Planted(
+        scenario="killed", mutants=HISTORY["delivered before it is sent"]
+    ),
+    "a lost answer is taken for a success": Planted(
+        scenario="killed", mutants=HISTORY["a lost answer is taken for a success"]
+    ),
+    "a call of unknown outcome is repeated without a key": Planted(
+        scenario="killed", mutants=HISTORY["a call of unknown outcome is repeated without a key"]
+    ),
+    "409 is final": Planted(
+        scenario="killed",
+        mutants=(
+            bug(
+                "outbox/verdict.py",
+                'return rules.conflict == "in_progress"',
+                'return rules.conflict == "never"',
+            ),
+        ),
+    ),
+    "422 says that nothing was done before": Planted(
+        scenario="killed",
+        mutants=(
+            bug(
+                "outbox/verdict.py",
+                "        case Verdict.DEAD if maybe_sent:\n",
+                "        case Verdict.DEAD if maybe_sent and not maybe_sent:\n",
+            ),
+        ),
+    ),
+    "a key outlives its provider": Planted(
+        scenario="killed",
+        mutants=(
+            bug(
+                "outbox/relay.py",
+                "key_life=destination.key_life(lease=self._policy.lease)",
+                'key_life=__import__("datetime").timedelta(days=36500)',
+            ),
+        ),
+    ),
+    "the key's clock starts with each attempt": Planted(
+        scenario="killed",
+        mutants=(
+            bug(
+                "outbox/leasing.py",
+                "func.coalesce(outbox.c.first_attempt_at, case((goes_on, func.now())))",
+                "func.now()",
+            ),
+        ),
+    ),
+    "Retry-After without a limit": Planted(
+        scenario="killed",
+        mutants=(
+            bug(
+                "outbox/backoff.py",
+                "within = min(max(seconds, 0.0), most.total_seconds())",
+                "within = min(max(seconds, 0.0), 1e8)",
+            ),
+        ),
+    ),
+    "whole bodies are read": Planted(
+        scenario="killed",
+        mutants=(
+            bug("outbox/destinations/http.py", "BODY_LIMIT = 64 * 1024", "BODY_LIMIT = 10**9"),
+        ),
+    ),
+    "marks fail and leasing goes on": Planted(
+        scenario="refused",
+        mutants=(
+            bug(
+                "outbox/marking.py",
+                "return self._failures > 0 or len(self._waiting) >= WAITING_MAX",
+                "return self._failures < 0",
+            ),
+        ),
+    ),
+    "marks that fail are dropped": Planted(
+        scenario="refused",
+        mutants=(
+            bug(
+                "outbox/marking.py",
+                "            self._waiting.extendleft(reversed(batch))\n            if not",
+                "            if not",
+            ),
+        ),
+    ),
+    "a lease of no length": Planted(scenario="replicas", mutants=(NO_LENGTH,)),
+    "leases by the relay's own clock": Planted(
+        scenario="replicas",
+        mutants=(
+            bug(
+                "outbox/leasing.py",
+                "            outbox.c.due_at <= func.now(),\n",
+                "            outbox.c.due_at <= __import__('sqlalchemy').bindparam(\n"
+                '                "clock", callable_=lambda: __import__("datetime").datetime.now(\n'
+                "                    __import__('datetime').UTC), type_=Time),\n",
+            ),
+            bug(
+                "outbox/compiled.py",
+                "return {**self.fixed, **{name",
+                "import datetime\n"
+                '        mine = {"clock": datetime.datetime.now(datetime.UTC)}\n'
+                '        ours = mine if "%(clock)" in self.text else {}\n'
+                "        return {**self.fixed, **ours, **{name",
+            ),
+        ),
+    ),
+    "no order": Planted(
+        scenario="order",
+        mutants=(
+            bug(
+                "outbox/leasing.py",
+                "or_(~outbox.c.ordered, ~waits_for_another(wanted))",
+                "or_(~outbox.c.ordered, outbox.c.ordered)",
+            ),
+        ),
+    ),
+    "a call after its lease": Planted(scenario="order", mutants=(NO_AGE,)),
+    "failures are not fenced": Planted(
+        scenario="order",
+        mutants=(
+            bug(
+                "outbox/settling.py",
+                ".where(outbox.c.id == mark.id, or_(success, latest))",
+                ".where(outbox.c.id == mark.id, or_(success, latest, mark.id.is_not(None)))",
+            ),
+        ),
+    ),
+    "a success is fenced": Planted(
+        scenario="refused",
+        mutants=(
+            bug(
+                "outbox/settling.py",
+                ".where(outbox.c.id == mark.id, or_(success, latest))",
+                ".where(outbox.c.id == mark.id, latest)",
+            ),
+        ),
+    ),
+}
