@@ -168,15 +168,21 @@ def is_open(arrival: Row, seen: Seen) -> bool:
 
 
 def unclosed(story: Story, seen: Seen) -> bool:
-    """Whether an attempt was never answered, because its relay or the provider was killed."""
-    return any(
-        any(-1 <= at - one["started_at"].timestamp() <= seen.lease + 1 for at in killed)
-        for one in story.attempts
-        for killed in (
-            [at for _, at in seen.deaths] if one["verdict"] is None else [],
-            seen.provider_deaths if one["verdict"] == "uncertain" else [],
-        )
-    )
+    """
+    Whether an attempt was never answered: its lease ran out, or the provider was killed in it.
+
+    That is for whoever made the call dead, or standing still: what is leased again then may
+    have been sent, whether or not it was.
+    """
+    over = story.row["completed_at"]
+    for one in story.attempts:
+        began = one["started_at"]
+        if one["verdict"] is None and (over - began).total_seconds() >= seen.lease:
+            return True
+        killed = [at for at in seen.provider_deaths if -1 <= at - began.timestamp() <= seen.lease]
+        if one["verdict"] == "uncertain" and killed:
+            return True
+    return False
 
 
 def why_dead(story: Story, seen: Seen) -> list[str]:

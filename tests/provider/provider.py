@@ -190,9 +190,7 @@ class Provider:
                 self.forget(call)
                 held = None
         if held is None:
-            if not self.calm and is_foreign(self.seed, call.destination, call.key):
-                return Behaviour(name="422, another body", performs=False, status=422)
-            return None
+            return self.of_somebody_else(call)
         if held["digest"] != call.digest:
             return Behaviour(name="422, another body", performs=False, status=422)
         if held["stored"] is None:
@@ -202,6 +200,16 @@ class Provider:
             return lost  # like any other answer, on its way
         replayed = (("Idempotent-Replayed", "true"),)
         return Behaviour(name="replayed", performs=False, status=held["status"], headers=replayed)
+
+    def of_somebody_else(self, call: Call) -> Behaviour | None:
+        """What a key meets that somebody else has used for something else; None: nobody has."""
+        if self.calm or not is_foreign(self.seed, call.destination, call.key):
+            return None
+        if call.arrival == 1 and call.number % 2:  # nobody can tell what that one did
+            return Behaviour(
+                name="lost before the effect", performs=False, status=None, way="closes"
+            )
+        return Behaviour(name="422, another body", performs=False, status=422)
 
     def forget(self, call: Call) -> None:
         self.write("delete from keys where destination = ? and key = ?", call.destination, call.key)

@@ -20,7 +20,7 @@ from tests.replicas.scenarios import skewed
 
 GROWTH = 40 * 1024  #: KiB that a relay may grow by: less than two of the bodies that come
 TOLD_EVERY = 5.0  #: seconds
-PACE = 0.1  #: seconds between two lanes, which is time for things to happen
+PACE = 0.25  #: seconds between two lanes, which is time for things to happen
 SHARES = {"payments": 0.4, "lanes": 0.21, "letters": 0.2, "forgetful": 0.04, "strict": 0.15}
 REFUSE_MARKS = """
 create function reconciler.full_disk() returns trigger language plpgsql as
