@@ -36,7 +36,7 @@ def main() -> int:
         size = replace(size, entries=asked.entries)
     with a_cluster() as cluster:
         if asked.plant:
-            names = list(PLANTED) if asked.plant == "all" else [asked.plant]
+            names = list(PLANTED) if "all" in asked.plant else asked.plant
             caught = {name: caught_by(name, cluster=cluster, seed=asked.seed) for name in names}
             write(asked, {"planted": caught})
             return 1 if None in caught.values() else 0
@@ -54,7 +54,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=list(SCENARIOS), help="one scenario")
     parser.add_argument("--entries", type=int, help="for the relays that are killed")
     parser.add_argument("--short", action="store_true", help="some hundred entries, some seconds")
-    parser.add_argument("--plant", choices=[*PLANTED, "all"], help="break the product first")
+    parser.add_argument(
+        "--plant", nargs="+", choices=[*PLANTED, "all"], help="break the product first"
+    )
     parser.add_argument("--json", action="store_true", help="one document on standard output")
     return parser
 

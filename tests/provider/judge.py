@@ -10,7 +10,7 @@ from tests.provider.behaviours import MANNERS, Meaning, meaning_of
 
 Row = Mapping[str, Any]
 MARKED_WITHIN = 6.0  #: seconds in which a living relay has written down what it was answered
-MAX_ATTEMPTS = {"strict": 4}
+MAX_ATTEMPTS = {"strict": 8}
 PATIENT = 200  #: attempts of all others
 
 
@@ -189,6 +189,9 @@ def why_dead(story: Story, seen: Seen) -> list[str]:
     """Dead is what was refused for good and certainly had no effect."""
     if story.effects:
         return [f"other: {story.reference} is dead and took effect"]
+    used_up = story.row["attempts"] >= MAX_ATTEMPTS.get(story.destination, PATIENT)
+    if used_up and all(meaning(one) is Meaning.NOT_DONE for one in story.arrivals):
+        return []  # nobody was there for as long as it was tried
     if not story.arrivals or meaning(story.arrivals[-1]) is not Meaning.REFUSED:
         return [f"lost: {story.reference} is dead and was not refused: {story.row['last_error']}"]
     if any(meaning(one) is Meaning.OPEN for one in story.arrivals[:-1]):

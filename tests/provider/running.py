@@ -1,6 +1,7 @@
 """One scenario, from a new database to what is wrong with it."""
 
 import asyncio
+import math
 import sys
 import tempfile
 import time
@@ -27,11 +28,12 @@ class Size:
     few: int  #: for everything else
     refused: float  #: seconds for which the database refuses writes
     every: float = 1.0  #: seconds between two kills
+    most: float = math.inf  #: kills
 
 
 LONG = Size(entries=10_000, few=900, refused=60.0)
 MIDDLE = Size(entries=400, few=120, refused=7.0)
-SHORT = Size(entries=60, few=60, refused=1.0, every=0.4)
+SHORT = Size(entries=60, few=60, refused=1.0, every=0.4, most=6)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +73,7 @@ async def ran(
     began = time.monotonic()
     match name:
         case "killed":
-            scenario = partial(killed, entries=size.entries, every=size.every)
+            scenario = partial(killed, entries=size.entries, every=size.every, most=size.most)
         case "refused":
             scenario = partial(refused, entries=size.few, seconds=size.refused)
         case _:

@@ -42,8 +42,11 @@ class Ran:
     undisturbed: bool = False
 
 
-async def killed(world: World, *, entries: int, every: float) -> Ran:
-    """Three relays, one killed with SIGKILL *every* so many seconds; sometimes the provider too."""
+async def killed(world: World, *, entries: int, every: float, most: float) -> Ran:
+    """
+    Three relays, one killed with SIGKILL *every* so many seconds until all is over, or *most*
+    times; sometimes the provider too.
+    """
     ran = Ran()
     names = ("r1", "r2", "r3")
     for name in names:
@@ -53,7 +56,7 @@ async def killed(world: World, *, entries: int, every: float) -> Ran:
     async with asyncio.TaskGroup() as group:
         group.create_task(produced(world, mixed(entries), every=entries / 40))
         group.create_task(told(world, stop))
-        group.create_task(kills(world, names, stop, seconds=every))
+        group.create_task(kills(world, names, stop, seconds=every, most=most))
         await drained(world, entries=entries)
         stop.set()
     await world.stop()
@@ -85,11 +88,13 @@ async def produced(world: World, wanted: Sequence[tuple[str, int]], *, every: fl
         await asyncio.sleep(0.2)
 
 
-async def kills(world: World, names: Sequence[str], stop: asyncio.Event, *, seconds: float) -> None:
+async def kills(
+    world: World, names: Sequence[str], stop: asyncio.Event, *, seconds: float, most: float
+) -> None:
     """One at random, every so many *seconds*; whoever was killed is started again at once."""
     dice = random.Random(world.seed)
     number = 0
-    while not await waited(stop, seconds):
+    while number < most and not await waited(stop, seconds):
         world.look()
         alive = [name for name in names if world.relays[name].ready]
         if not alive:

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +21,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from outbox.enqueue import enqueue
 from outbox.entry import NewEntry
 from reconciler.database import engine_for, transact
-from tests.history.nursery import Child, Nursery, nursery
+from tests import nursery
 from tests.history.waiting import until
 from tests.mutants import ROOT
+from tests.nursery import Child, Nursery
 
 READY = 90.0  #: seconds
 STOP = 40.0
@@ -61,7 +62,7 @@ MANNERS: Mapping[str, str] = {
     "lanes": "max_attempts = 200\nordered = true",
     "letters": "max_attempts = 200\nidempotent = false",
     "forgetful": 'max_attempts = 200\nkey_ttl = "14s"',
-    "strict": "max_attempts = 4",
+    "strict": "max_attempts = 8",
 }
 
 
@@ -103,7 +104,7 @@ class Relay:
 
     name: str
     lives: int = 0
-    child: Child | None = None
+    child: Child | asyncio.subprocess.Process | None = None
     log: Path = Path()
     idle: int = 0  #: KiB in memory when it was ready
     most: int = 0  #: KiB in memory at the worst moment so far
@@ -139,8 +140,7 @@ class World:
     database_url: str
     seed: int
     engine: AsyncEngine
-    warm: Nursery
-    cold: Nursery
+    warm: Nursery | None  #: None: the one that all tests share
     packages: Path | None
     concurrency: int
     calm: bool
@@ -215,7 +215,7 @@ class World:
         config = self.configure(name, database_url=database_url)
         clean = {n: v for n, v in os.environ.items() if not n.startswith("RECONCILER_")}
         password = make_url(self.database_url).password
-        relay.child = await (self.cold if environment else self.warm).start(
+        relay.child = await self.spawn(
             ["serve", "--role", "relay", "--config", str(config)],
             env={
                 **clean,
@@ -224,10 +224,30 @@ class World:
                 **({"PYTHONPATH": str(self.packages)} if self.packages else {}),
                 **(environment or {}),
             },
-            cwd=self.directory,
             log=relay.log,
+            cold=environment is not None,
         )
         return relay
+
+    async def spawn(
+        self, argv: Sequence[str], *, env: Mapping[str, str], log: Path, cold: bool
+    ) -> Child | asyncio.subprocess.Process:
+        """A `reconciler` process: forked, or *cold* where a library must be loaded before it."""
+        if cold:
+            with log.open("ab") as errors:
+                return await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "reconciler", *argv),
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=errors,
+                    env=env,
+                    cwd=self.directory,
+                )
+        if self.warm is not None:
+            return await self.warm.start(argv, env=env, cwd=self.directory, log=log)
+        assert nursery.at_hand is not None
+        return await nursery.spawned(
+            argv, at=nursery.at_hand(), env=env, cwd=self.directory, log=log
+        )
 
     async def ready(self, *names: str) -> None:
         """Wait until these relays are ready."""
@@ -236,7 +256,7 @@ class World:
 
             def is_ready(relay: Relay = relay) -> bool:
                 assert relay.child is not None
-                assert relay.child.is_running, relay.log.read_text()[-2000:]
+                assert relay.child.returncode is None, relay.log.read_text()[-2000:]
                 relay.look()
                 return relay.ready
 
@@ -253,7 +273,7 @@ class World:
 
     def look(self) -> None:
         for relay in self.relays.values():
-            if relay.child is not None and relay.child.is_running:
+            if relay.child is not None and relay.child.returncode is None:
                 relay.look()
                 self.grown = max(self.grown, relay.most)
 
@@ -303,8 +323,9 @@ async def a_world(
 ) -> AsyncIterator[World]:
     """A world with its provider running, and no relay yet; *packages* is a copy to run."""
     async with AsyncExitStack() as stack:
-        warm = await stack.enter_async_context(nursery(packages=packages, cold=False))
-        cold = await stack.enter_async_context(nursery(packages=packages, cold=True))
+        warm = None
+        if packages is not None or nursery.at_hand is None:
+            warm = await stack.enter_async_context(nursery.nursery(packages=packages, cold=False))
         engine = engine_for(database_url)
         stack.push_async_callback(engine.dispose)
         world = World(
@@ -313,7 +334,6 @@ async def a_world(
             seed=seed,
             engine=engine,
             warm=warm,
-            cold=cold,
             packages=packages,
             concurrency=concurrency,
             calm=calm,
@@ -323,7 +343,7 @@ async def a_world(
             yield world
         finally:
             for relay in world.relays.values():
-                if relay.child is not None and relay.child.is_running:
+                if relay.child is not None and relay.child.returncode is None:
                     relay.child.send_signal(signal.SIGCONT)
                     relay.child.send_signal(signal.SIGKILL)
                     await relay.child.wait()
