@@ -12,6 +12,7 @@ from outbox.backoff import Backoff, delay
 from outbox.destinations import Destination, Request
 from outbox.entry import State, Verdict
 from outbox.leasing import Leased
+from outbox.resting import Follow
 from outbox.settling import Mark
 from outbox.verdict import Answer, Failure, Reply, Ruling, Sent
 
@@ -37,7 +38,14 @@ async def call(destination: Destination, leased: Leased) -> Answer | Reply | Fai
         return Failure(kind=Sent.MAYBE_SENT, reason=f"the channel broke: {type(error).__name__}")
 
 
-def mark_of(leased: Leased, ruling: Ruling, backoff: Backoff, *, jitter: float) -> Mark:
+def mark_of(
+    leased: Leased,
+    ruling: Ruling,
+    backoff: Backoff,
+    *,
+    jitter: float,
+    result: Answer | Reply | Failure | None = None,
+) -> Mark:
     """What is written down of a call that was ruled upon; *jitter* is random, from [0, 1)."""
     return Mark(
         id=leased.id,
@@ -57,6 +65,8 @@ def mark_of(leased: Leased, ruling: Ruling, backoff: Backoff, *, jitter: float) 
         verdict=ruling.verdict,
         status=ruling.status,
         error=ruling.reason or None,
+        effect=leased.effect,
+        answer=None if isinstance(result, Failure) else result,
     )
 
 
@@ -135,3 +145,4 @@ class Edges:
     turn: Callable[[], Awaitable[None]] = no_time_passes
     clock: Callable[[], float] = since_boot
     random: Callable[[], float] = randomness.random  # it spreads retries, nothing more
+    follow: Follow | None = None  #: writes what follows when entries come to rest

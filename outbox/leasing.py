@@ -31,6 +31,7 @@ from sqlalchemy.sql.selectable import LateralFromClause
 from outbox.compiled import Compiled
 from outbox.entry import RESTORED, State
 from outbox.lanes import waits_for_another
+from outbox.resting import Follow, rested
 from outbox.settling import record_attempts
 from outbox.store import (
     DEAD,
@@ -103,13 +104,14 @@ class GivenUp:
 
 
 async def lease(
-    connection: AsyncConnection, wanted: Sequence[Wanted]
+    connection: AsyncConnection, wanted: Sequence[Wanted], *, follow: Follow | None = None
 ) -> tuple[list[Leased], list[GivenUp]]:
     """
     Take due entries; nobody else calls them until their leases end.
 
     What is due but has used itself up (its attempts, its key's lifetime, or a call that was
-    never closed to a destination that is not idempotent) is given up in the same statement.
+    never closed to a destination that is not idempotent) is given up in the same statement, and
+    what *follow* wants of it is written with it.
     """
     rows = [
         {
@@ -129,7 +131,12 @@ async def lease(
     if unanswered:
         await record_attempts(connection, [_unanswered(row) for row in unanswered])
     leased = [_leased(row) for row in taken if row.state == State.PENDING]
-    given_up = [_given_up(row) for row in taken if row.state != State.PENDING]
+    over = [row for row in taken if row.state != State.PENDING]
+    given_up = [_given_up(row) for row in over]
+    if follow is not None and over:
+        resting = [rested(row) for row in over if follow.wants(row.effect, State(row.state))]
+        if resting:
+            await follow.follow(connection, resting)
     return leased, given_up
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.leasing import Leased
 from outbox.releasing import release
+from outbox.resting import Follow
 from outbox.settling import Mark, settle
 
 log = structlog.get_logger()
@@ -40,11 +41,13 @@ class Marking:
         *,
         point: Point,
         written: Callable[[Sequence[Mark | Leased]], None],
+        follow: Follow | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._engine = engine
         self._point = point
         self._written = written
+        self._follow = follow
         self._sleep = sleep
         self._waiting: deque[Mark | Leased] = deque()
         self._changed = asyncio.Event()
@@ -126,7 +129,7 @@ class Marking:
         taken = {mark.id for mark in marks}
         async with self._engine.begin() as connection:
             if marks:
-                taken = await settle(connection, marks)
+                taken = await settle(connection, marks, follow=self._follow)
             if unsent:
                 await release(connection, unsent)
             self._point("relay-in-mark")

@@ -30,6 +30,7 @@ class Refusal(StrEnum):
     KEY_USED = "key_used"  #: another entry has made this very call
     KEY_LIFE_OVER = "key_life_over"  #: the destination may have forgotten its key
     MAYBE_PERFORMED = "maybe_performed"  #: and the destination would perform it again
+    NOT_UNCERTAIN = "not_uncertain"  #: nothing about its outcome is unknown
     OUT_OF_ORDER = "out_of_order"  #: a later call of its lane went out already
 
 
@@ -61,7 +62,7 @@ async def redrive(
     version or an event and need not outlive their claims. *out_of_order* redrives also what a
     later call about the same resource has overtaken.
     """
-    handled = await _locked(connection, ids)
+    handled = await locked(connection, ids)
     now = await connection.scalar(select(func.clock_timestamp()))
     assert now is not None
     handled = _as_if_sent(handled, await current(connection))
@@ -92,7 +93,7 @@ async def discard(connection: AsyncConnection, ids: Collection[UUID]) -> list[Ha
     The caller owns the transaction. A call that is under way is not stopped: if it succeeds it
     still marks its entry delivered.
     """
-    handled = [_undiscardable(one) for one in await _locked(connection, ids)]
+    handled = [_undiscardable(one) for one in await locked(connection, ids)]
     rows = [{"id": str(one.id)} for one in handled if one.refusal is None]
     if rows:
         await connection.execute(_DISCARD, {"rows": rows})
@@ -133,7 +134,7 @@ async def find(  # noqa: PLR0913 - filters
     return (await connection.scalars(statement.order_by(outbox.c.id).limit(limit))).all()
 
 
-async def _locked(connection: AsyncConnection, ids: Collection[UUID]) -> list[Handled]:
+async def locked(connection: AsyncConnection, ids: Collection[UUID]) -> list[Handled]:
     """Lock the entries of *ids*, in their order; whoever is just leasing one is waited for."""
     columns = [column for column in outbox.c if column.name != "body"]
     statement = (
@@ -276,6 +277,8 @@ _REDRIVE = (
         first_attempt_at=_going.first_attempt_at,
         call_open=False,
         refusals=0,
+        looks=0,
+        look_at=null(),
         last_error=case((outbox.c.state == State.SKIPPED.value, null()), else_=outbox.c.last_error),
         completed_at=null(),
     )

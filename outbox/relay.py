@@ -22,7 +22,9 @@ from outbox.calling import (
 )
 from outbox.destinations import Destination
 from outbox.leasing import GivenUp, Leased, Wanted, lease
+from outbox.looking import Looker, pause
 from outbox.marking import DATABASE_TROUBLE, Marking, told
+from outbox.resting import Follow
 from outbox.settling import Mark
 from outbox.verdict import Before, verdict
 from outbox.windows import Window, Windows
@@ -52,17 +54,19 @@ async def run(  # noqa: PLR0913  # its edges are passed in
     turn: Callable[[], Awaitable[None]] = no_time_passes,
     clock: Callable[[], float] = since_boot,
     may_call: Callable[[AsyncConnection], Awaitable[bool]] = always,
+    follow: Follow | None = None,
 ) -> None:
     """
     Call what is due until *stop* is set; then take no more, end the calls in flight, and return.
 
     *hint* says that something may have become due; polling alone finds it too, only later.
     *progress* is called at every turn, and then *turn*, which tests make last for ever. *may_call*
-    is asked in every transaction that would lease; False leaves everything where it is. How long
+    is asked in every transaction that would lease; False leaves everything where it is. *follow*
+    writes what follows when entries come to rest, in the transaction in which they do. How long
     the end may take is the caller's to bound: cancelled, what was in flight comes back when its
     lease ends.
     """
-    edges = Edges(metrics=metrics, point=point, turn=turn, clock=clock)
+    edges = Edges(metrics=metrics, point=point, turn=turn, clock=clock, follow=follow)
     relay = Relay(engine, destinations, policy, edges, may_call=may_call)
     async with asyncio.TaskGroup() as background:
         wakers = [
@@ -70,6 +74,7 @@ async def run(  # noqa: PLR0913  # its edges are passed in
             background.create_task(_wake_on(stop, relay.wake, again=False)),
         ]
         background.create_task(relay.marking.run())
+        background.create_task(relay.looker().run(stop))
         async with asyncio.TaskGroup() as calls:
             await relay.take_turns(calls, stop=stop, progress=progress)
         relay.marking.close()
@@ -77,20 +82,21 @@ async def run(  # noqa: PLR0913  # its edges are passed in
             waker.cancel()
 
 
-async def run_once(
+async def run_once(  # noqa: PLR0913  # its edges are passed in
     engine: AsyncEngine,
     destinations: Mapping[str, Destination],
     policy: "Policy",
     *,
     metrics: Callable[[Attempted], None] = nothing_happens,
     point: Callable[[str], None] = nothing_happens,
+    follow: Follow | None = None,
 ) -> int:
     """
     Lease once, call all of it, mark it; how many calls that was.
 
     Raises what the database raises.
     """
-    edges = Edges(metrics=metrics, point=point)
+    edges = Edges(metrics=metrics, point=point, follow=follow)
     relay = Relay(engine, destinations, policy, edges)
     asked_at = edges.clock()
     leased, _ = await relay.lease_free()
@@ -120,11 +126,25 @@ class Relay:
         self._policy = policy
         self._edges = edges
         self.wake = asyncio.Event()
-        self.marking = Marking(engine, point=self._edges.point, written=self._on_written)
+        self.marking = Marking(
+            engine, point=edges.point, written=self._on_written, follow=edges.follow
+        )
         self._in_flight: Counter[str] = Counter()
         self._windows = Windows()
         self._more_to_look_through = False
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
+
+    def looker(self) -> Looker:
+        """What finds out, beside the calls, what became of those whose outcome is unknown."""
+        return Looker(
+            engine=self._engine,
+            destinations=self._destinations,
+            lease=self._policy.lease,
+            poll=self._policy.poll,
+            may_call=self._may_call,
+            follow=self._edges.follow,
+            settled=self.wake.set,
+        )
 
     async def take_turns(
         self, calls: asyncio.TaskGroup, *, stop: asyncio.Event, progress: Callable[[], None]
@@ -144,7 +164,7 @@ class Relay:
                     if not outages:
                         log.warning("relay.database_away", error=told(error))
                     outages += 1
-                    await _pause(stop, self._outage_pause(outages))
+                    await pause(stop, self._outagepause(outages))
                     continue
                 if outages:
                     log.info("relay.database_back", failures=outages)
@@ -154,7 +174,7 @@ class Relay:
                 if given_up:
                     continue  # their slots are still free
             poll = self._policy.poll.total_seconds()
-            await _pause(self.wake, poll / HASTE if self._more_to_look_through else poll)
+            await pause(self.wake, poll / HASTE if self._more_to_look_through else poll)
 
     async def lease_free(self) -> tuple[list[Leased], list[GivenUp]]:
         """Lease for every free slot; each of them is taken until its attempt has ended."""
@@ -171,7 +191,7 @@ class Relay:
                 return [], []
             windows = await self._windows.look(connection, free)
             wanted = [self._wanted(name, free[name], windows[name]) for name in free]
-            leased, given_up = await lease(connection, wanted)
+            leased, given_up = await lease(connection, wanted, follow=self._edges.follow)
             if leased:
                 self._edges.point("relay-in-lease")
             taken = Counter(one.destination for one in leased)
@@ -236,7 +256,9 @@ class Relay:
         now = leased.leased_at + timedelta(seconds=ended - asked_at)  # the database's clock
         ruling = verdict(result, destination.rules, before, now=now)
         jitter = self._edges.random()
-        self.marking.add(mark_of(leased, ruling, self._policy.backoff, jitter=jitter))
+        self.marking.add(
+            mark_of(leased, ruling, self._policy.backoff, jitter=jitter, result=result)
+        )
         self._edges.metrics(tell(leased, ruling, seconds=ended - began))
 
     def _free(self, destination: str) -> None:
@@ -248,7 +270,7 @@ class Relay:
         if any(one.ordered for one in batch):
             self.wake.set()  # what waited for it may go now
 
-    def _outage_pause(self, outages: int) -> float:
+    def _outagepause(self, outages: int) -> float:
         grown = self._policy.poll.total_seconds() * 2.0 ** min(outages, 30)
         return min(grown, LONGEST_OUTAGE_PAUSE)
 
@@ -260,15 +282,6 @@ async def _wake_on(event: asyncio.Event, wake: asyncio.Event, *, again: bool = T
         if not again:
             return
         event.clear()
-
-
-async def _pause(event: asyncio.Event, seconds: float) -> None:
-    """Sleep, but wake up at once when *event* is set."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

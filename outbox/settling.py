@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
 from outbox.entry import State, Verdict
+from outbox.resting import COLUMNS, Follow, rested
 from outbox.store import (
     DEAD,
     DELIVERED,
@@ -40,6 +41,7 @@ from outbox.store import (
     outbox_attempts,
     record_set,
 )
+from outbox.verdict import Answer, Reply
 
 KEPT_ATTEMPTS = 100  #: of one entry, beside its first
 
@@ -59,11 +61,17 @@ class Mark:
     status: int | None
     error: str | None
     ordered: bool  #: whether others may have waited for it
+    effect: str = ""
+    answer: Answer | Reply | None = None  #: kept only for what follows when it is delivered
 
 
-async def settle(connection: AsyncConnection, marks: Sequence[Mark]) -> set[UUID]:
+async def settle(
+    connection: AsyncConnection, marks: Sequence[Mark], *, follow: Follow | None = None
+) -> set[UUID]:
     """
     Write down what attempts came to; at most one mark an entry. The ids that took it.
+
+    What *follow* wants of entries that come to rest is written with it.
 
     Only failures are fenced: one of an attempt that is not the latest, or whose entry was given
     up or redriven meanwhile, changes nothing. A success of any attempt settles the entry.
@@ -91,6 +99,15 @@ async def settle(connection: AsyncConnection, marks: Sequence[Mark]) -> set[UUID
         await _FORGET_STRAYS.count(
             connection, rows=[row for row in rows if UUID(str(row["id"])) not in taken]
         )
+    if follow is not None:
+        answers = {mark.id: mark.answer for mark in marks}
+        resting = [
+            rested(row, answer=answers[row.id])
+            for row in settled
+            if row.state != State.PENDING and follow.wants(row.effect, State(row.state))
+        ]
+        if resting:
+            await follow.follow(connection, resting)
     return taken
 
 
@@ -132,7 +149,7 @@ def _settle_statement() -> Update:
             last_error=mark.error,
             completed_at=case((ended, func.now())),
         )
-        .returning(outbox.c.id, LETS_GO)
+        .returning(*(outbox.c[name] for name in COLUMNS), LETS_GO)
     )
 
 

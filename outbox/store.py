@@ -140,7 +140,12 @@ Index(
     outbox.c.lane_position,
     postgresql_where=text("lane is not null"),
 )
-Index("outbox_look_idx", outbox.c.look_at, postgresql_where=text("look_at is not null"))
+Index(
+    "outbox_look_idx",
+    outbox.c.destination,
+    outbox.c.look_at,
+    postgresql_where=text("state = 'uncertain'"),
+)
 # Calls under way: as many as a destination takes at once, over all processes.
 Index(
     "outbox_open_idx",

@@ -145,7 +145,7 @@ def _judge_failure_inside_success(answer: Answer, rules: AnswerRules, *, decided
     said = f"answered {answer.status}"
     if not decided:
         return _maybe_done(f"{said}, but not so that success_when could be decided")
-    if rules.retry_when is not None and _holds(rules.retry_when, answer):
+    if rules.retry_when is not None and holds(rules.retry_when, answer):
         return Ruling(verdict=Verdict.RETRY, reason=f"{said}, a failure to be tried again")
     return Ruling(verdict=Verdict.DEAD, reason=f"{said}, no success by success_when")
 
@@ -188,10 +188,10 @@ def _succeeded(answer: Answer, rules: AnswerRules) -> bool | None:
     """Whether the answer is a success; None where that cannot be decided."""
     if rules.success_when is None:
         return 200 <= answer.status < 300
-    return _holds(rules.success_when, answer) if answer.complete else None
+    return holds(rules.success_when, answer) if answer.complete else None
 
 
-def _holds(predicate: Predicate, answer: Answer) -> bool | None:
+def holds(predicate: Predicate, answer: Answer) -> bool | None:
     headers: dict[str, str] = {}
     for name, value in answer.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value

@@ -81,6 +81,7 @@ create index concurrently outbox_named_lane_idx on outbox (lane, lane_position)
   where lane is not null and state in ('pending','uncertain','dead');
 create index concurrently outbox_lane_entries_idx on outbox (lane, lane_position)
   where lane is not null;
-create index concurrently outbox_look_idx on outbox (look_at) where look_at is not null;
+create index concurrently outbox_look_idx on outbox (destination, look_at)
+  where state = 'uncertain';
 create index concurrently outbox_open_idx on outbox (destination, due_at) where call_open
 """

@@ -1,10 +1,11 @@
 """Where calls go: what a destination is to the relay, whatever it is reached by."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, Protocol
 
+from outbox.looking_up import LookUp
 from outbox.verdict import Answer, AnswerRules, Failure, Reply
 
 
@@ -42,6 +43,13 @@ class Destination:
     key_ttl: timedelta  #: how long it remembers a key
     key_margin: timedelta | None  #: repeat no more so long before that; None: lease plus timeout
     after_dead: Literal["continue", "hold"]  #: whether a dead entry lets its successors go
+
+    look_up: LookUp | None = None  #: how an unknown outcome is found out; None: by a person
+    look_ups: Mapping[str, LookUp | None] = field(default_factory=dict)  #: of single effects
+
+    def look_up_of(self, effect: str) -> LookUp | None:
+        """How the outcome of a call of *effect* is found out."""
+        return self.look_ups.get(effect, self.look_up)
 
     def key_life(self, *, lease: timedelta) -> timedelta:
         """How long after the first attempt that may have been sent a call may be repeated."""

@@ -30,9 +30,7 @@ class Outgoing:
     body_limit: int  #: bytes of the answer's body that are read
 
 
-async def opened(
-    its_socket: socket, *, tls: ssl.SSLContext | None, host: str
-) -> "Connection":
+async def opened(its_socket: socket, *, tls: ssl.SSLContext | None, host: str) -> "Connection":
     """
     A connection over *its_socket*, which is connected; with *tls*, to who proves to be *host*.
 

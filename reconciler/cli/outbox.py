@@ -7,6 +7,7 @@ import click
 
 from outbox.entry import State
 from reconciler.cli.redriving import discard, redrive
+from reconciler.cli.resolving import resolve
 from reconciler.cli.shared import (
     body_of,
     config_option,
@@ -26,7 +27,7 @@ STATES = tuple(state.value for state in State)
 @click.group("outbox")
 def command() -> None:
     """
-    List and show outbox entries; redrive or discard those that stopped.
+    List and show outbox entries; redrive, resolve or discard those that stopped.
 
     \b
     Example:
@@ -38,6 +39,7 @@ def command() -> None:
 
 command.add_command(redrive)
 command.add_command(discard)
+command.add_command(resolve)
 
 
 @command.command("list")

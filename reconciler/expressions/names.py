@@ -60,3 +60,12 @@ class CaseInsensitive(Mapping[str, str]):
 
     def __repr__(self) -> str:
         return f"CaseInsensitive({sorted(self._lines)})"  # names only: values may be secret
+
+
+#: in the path of a look-up: what an entry is known by, and the JSON that it sent
+LOOK_UP_NAMES = frozenset(
+    {
+        *("entry_id", "sender", "event_id", "effect", "part", "kind", "key", "destination"),
+        *("idempotency_key", "request"),
+    }
+)

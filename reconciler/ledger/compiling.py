@@ -45,7 +45,7 @@ def targets_of(settings: Settings) -> dict[str, Target]:
             name=name,
             ordered=destination.ordered,
             hold_after_dead=destination.after_dead == "hold",
-            idempotent=destination.idempotent,
+            idempotent=destination.idempotent or destination.on_uncertain == "retry",
             key_header=(
                 destination.key_header if isinstance(destination, HttpDestinationSettings) else None
             ),
@@ -135,7 +135,7 @@ def what_all_have(
         "position": position,
         "gate": gate,
         "destination": target,
-        "idempotent": target.idempotent if effect.idempotent is None else effect.idempotent,
+        "idempotent": may_be_repeated(compiler.settings, effect),
         "key": key,
         "lasting": key is not None and not key.names & {"version", "event_id"},
         "lane": lane,
@@ -155,6 +155,14 @@ def holds_after_dead(effect: EffectSettings, target: Target) -> bool | None:
     if effect.after_dead is not None:
         return effect.after_dead == "hold"
     return None if effect.lane is None else target.hold_after_dead
+
+
+def may_be_repeated(settings: Settings, effect: EffectSettings) -> bool:
+    """Whether a call may go out again: the destination knows it, or the user says so anyway."""
+    destination = settings.destinations[effect.destination]
+    if (effect.on_uncertain or destination.on_uncertain) == "retry":
+        return True
+    return destination.idempotent if effect.idempotent is None else effect.idempotent
 
 
 def dated_kinds(settings: Settings) -> frozenset[Source]:

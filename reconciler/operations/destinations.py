@@ -1,6 +1,6 @@
 """From the settings of a destination to what the relay calls."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 
 from outbox.destinations import Channel, Destination
@@ -9,17 +9,20 @@ from outbox.destinations.smtp import SmtpDestination
 from outbox.verdict import AnswerRules
 from reconciler import faults
 from reconciler.errors import ConfigError, Problem
-from reconciler.exact_json import Json
 from reconciler.expressions import (
     ANSWER_NAMES,
-    CaseInsensitive,
     Expression,
     ExpressionSyntaxError,
     compile_expression,
 )
+from reconciler.operations.judging import Judging
+from reconciler.operations.look_ups import look_ups
 from reconciler.settings import Secrets, Settings
 from reconciler.settings.destinations import port_of
-from reconciler.settings.models import HttpDestinationSettings, SmtpDestinationSettings
+from reconciler.settings.models import (
+    HttpDestinationSettings,
+    SmtpDestinationSettings,
+)
 
 
 def compile_destination(name: str, settings: Settings, secrets: Secrets) -> Destination:
@@ -31,7 +34,8 @@ def compile_destination(name: str, settings: Settings, secrets: Secrets) -> Dest
             conflict="dead", not_done=frozenset(), retry_after_max=timedelta(0)
         )  # of HTTP: a mail server's replies have rules of their own
     else:
-        channel, rules = web_channel(name, given, secrets)
+        looks_up = any(look_ups(name, settings).values())
+        channel, rules = web_channel(name, given, secrets, looks_up=looks_up)
     return Destination(
         channel=channel,
         rules=rules,
@@ -41,6 +45,7 @@ def compile_destination(name: str, settings: Settings, secrets: Secrets) -> Dest
         key_ttl=given.key_ttl,
         key_margin=given.key_margin,
         after_dead=given.after_dead,
+        **look_ups(name, settings),
     )
 
 
@@ -57,7 +62,7 @@ def mail_channel(given: SmtpDestinationSettings, secrets: Secrets) -> SmtpDestin
 
 
 def web_channel(
-    name: str, given: HttpDestinationSettings, secrets: Secrets
+    name: str, given: HttpDestinationSettings, secrets: Secrets, *, looks_up: bool
 ) -> tuple[HttpDestination, AnswerRules]:
     problems: list[Problem] = []
 
@@ -80,7 +85,7 @@ def web_channel(
         bearer=secrets.resolve(given.bearer) if given.bearer else None,
         headers={header: secrets.header(value) for header, value in given.headers.items()},
         concurrency=given.concurrency,
-        judges_bodies=success is not None,
+        judges_bodies=success is not None or looks_up,
         point=points_within(),
     )
     rules = AnswerRules(
@@ -96,18 +101,3 @@ def web_channel(
 def points_within() -> Callable[[str], None] | None:
     """The crash points inside a call, where one of them is armed."""
     return faults.point if any(map(faults.armed, WITHIN)) else None
-
-
-class Judging:
-    """An expression over an answer, as the relay asks it: status, headers, body read as JSON."""
-
-    def __init__(self, expression: Expression) -> None:
-        self.expression = expression
-
-    def __call__(self, status: int, headers: Mapping[str, str], body: Json) -> bool:
-        context: dict[str, Json] = {
-            "status": status,
-            "headers": CaseInsensitive(headers),
-            "body": body,
-        }
-        return self.expression.truth(context)

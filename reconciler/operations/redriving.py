@@ -63,7 +63,7 @@ async def redrive(order: Order, ids: Sequence[UUID]) -> AsyncIterator[Item]:
         return await _noted(connection, order, handled, action="outbox.redrive", done="redriven")
 
     for start in range(0, len(ids), BATCH):
-        for item in await _run(order, partial(work, ids[start : start + BATCH])):
+        for item in await run_order(order, partial(work, ids[start : start + BATCH])):
             yield item
 
 
@@ -89,7 +89,7 @@ async def discard(order: Order, ids: Sequence[UUID]) -> AsyncIterator[Item]:
         return await _noted(connection, order, handled, action="outbox.discard", done="discarded")
 
     for start in range(0, len(ids), BATCH):
-        for item in await _run(order, partial(work, ids[start : start + BATCH])):
+        for item in await run_order(order, partial(work, ids[start : start + BATCH])):
             yield item
 
 
@@ -109,7 +109,7 @@ def passing_effects(assembly: Assembly) -> frozenset[str]:
     )
 
 
-async def _run(order: Order, work: Any) -> list[Item]:
+async def run_order(order: Order, work: Any) -> list[Item]:
     items: list[Item] = await (rolled_back if order.dry_run else transact)(order.engine, work)
     return items
 
@@ -166,11 +166,12 @@ def sentence(one: Handled) -> str:
     if one.refusal is Refusal.PENDING and entry["call_open"]:
         return "it is pending, and a call of it is under way"
     facts = {name: stamp(entry.get(name)) for name in ("completed_at", "due_at")}
-    facts |= {name: str(entry.get(name)) for name in ("destination", "sender", "event_id")}
+    facts |= {name: str(entry.get(name)) for name in NAMED}
     facts |= {"until": stamp(one.until), "error": str(entry.get("last_error"))}
     return SENTENCES[one.refusal].format_map(facts)
 
 
+NAMED = ("id", "state", "destination", "sender", "event_id")
 SENTENCES = {
     Refusal.UNKNOWN: "there is no such entry",
     Refusal.DELIVERED: "it was delivered at {completed_at}: nothing is left to do",
@@ -183,7 +184,8 @@ SENTENCES = {
     Refusal.KEY_LIFE_OVER: "its key's life ended at {until}: {destination} may have forgotten it, "
     "and would perform the call a second time",
     Refusal.MAYBE_PERFORMED: "the last call may have been performed, and {destination} would "
-    "perform it again: find out there, and discard it where it was",
+    "perform it again: find out there, and then `reconciler outbox resolve {id}`",
+    Refusal.NOT_UNCERTAIN: "it is {state}, not uncertain: nothing about it is to be found out",
     Refusal.OUT_OF_ORDER: "a later call about the same resource went out already: --out-of-order "
     "makes this one all the same, after it",
 }

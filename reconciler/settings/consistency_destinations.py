@@ -12,6 +12,7 @@ from reconciler.settings.models import (
     ApiSettings,
     EffectSettings,
     HttpDestinationSettings,
+    LookUpSettings,
     Settings,
     SmtpDestinationSettings,
 )
@@ -25,7 +26,7 @@ CREDENTIALS = re.compile(
 )
 #: what an effect can say at destinations of one kind only, and which
 OF_ONE_KIND = {
-    **dict.fromkeys(("request", "json_"), "http"),
+    **dict.fromkeys(("request", "json_", "look_up"), "http"),
     **dict.fromkeys(
         ("to", "cc", "bcc", "from_", "reply_to", "subject", "text", "html"),
         "smtp",
@@ -62,9 +63,25 @@ def _destination(path: KeyPath, destination: AnyDestination) -> Iterator[Finding
 
 def _http(path: KeyPath, destination: HttpDestinationSettings) -> Iterator[Finding]:
     yield from check_caller(path, destination)
+    yield from _looks_up(path, destination.on_uncertain, destination.look_up)
     if destination.key_header.lower() in {name.lower() for name in destination.headers}:
         yield Finding(
             path=(*path, "headers"), message="the key_header carries the idempotency key: remove it"
+        )
+
+
+def _looks_up(path: KeyPath, said: str | None, look_up: LookUpSettings | None) -> Iterator[Finding]:
+    """Looking up is asked for, and how; the one without the other is a mistake."""
+    if said == "look_up" and look_up is None:
+        yield Finding(
+            path=(*path, "look_up"),
+            message='missing: how to ask, like { request = "GET /v1/charges?reference={{ key }}",'
+            ' found = "...", not_found = "..." }',
+            about=((*path, "on_uncertain"),),
+        )
+    if look_up is not None and said != "look_up":
+        yield Finding(
+            path=(*path, "look_up"), message='nothing is looked up without on_uncertain = "look_up"'
         )
 
 
@@ -72,6 +89,7 @@ def _smtp(path: KeyPath, destination: SmtpDestinationSettings) -> Iterator[Findi
     if (destination.user is None) != (destination.password is None):
         missing = "user" if destination.user is None else "password"
         yield Finding(path=(*path, missing), message="missing: user and password go together")
+    yield from _asks_no_mail_server(path, destination.on_uncertain)
     if destination.idempotent:
         yield Finding(
             path=(*path, "idempotent"),
@@ -102,6 +120,7 @@ def _effect(path: KeyPath, effect: EffectSettings, settings: Settings) -> Iterat
                 f'{effect.destination} is of kind = "{destination.kind}"',
                 about=(about,),
             )
+    yield from _uncertain_effect(path, effect, destination)
     said = {name for name in NEEDED[destination.kind] if getattr(effect, name)}
     for key in NEEDED[destination.kind]:
         if key not in said:
@@ -111,6 +130,25 @@ def _effect(path: KeyPath, effect: EffectSettings, settings: Settings) -> Iterat
             )
     if destination.kind == "smtp" and effect.text is None and effect.html is None:
         yield Finding(path=(*path, "text"), message="missing: say text, html or both")
+
+
+def _uncertain_effect(
+    path: KeyPath, effect: EffectSettings, destination: AnyDestination
+) -> Iterator[Finding]:
+    if effect.on_uncertain is None and effect.look_up is None:
+        return
+    said = effect.on_uncertain or destination.on_uncertain
+    if not isinstance(destination, HttpDestinationSettings):
+        yield from _asks_no_mail_server(path, said)
+        return
+    usual = destination.look_up if said == "look_up" else None
+    yield from _looks_up(path, said, effect.look_up or usual)
+
+
+def _asks_no_mail_server(path: KeyPath, said: str | None) -> Iterator[Finding]:
+    if said == "look_up":
+        message = "a mail server cannot be asked about a mail"
+        yield Finding(path=(*path, "on_uncertain"), message=message)
 
 
 def check_caller(path: KeyPath, caller: ApiSettings | HttpDestinationSettings) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ REQUEST_SENTENCE = 'not a request: a method and a path, like "POST /v1/charges"'
 Request = Annotated[
     str, matching(r"(GET|POST|PUT|PATCH|DELETE) /.*", REQUEST_SENTENCE), Spelled("template")
 ]
+OnUncertain = Literal["hold", "look_up", "retry"]
 MailHost = Annotated[
     str,
     matching(r"[A-Za-z0-9.:_-]{1,253}", 'not a host: a name or an address, like "smtp.example"'),
@@ -88,8 +89,29 @@ class DestinationSettings(Section):
     """Whether entries of one resource are called strictly in order."""
     after_dead: Literal["continue", "hold"] = "continue"
     """Whether a dead entry lets its successors go."""
+    on_uncertain: OnUncertain = "hold"
+    """What becomes of an unknown outcome: `hold` for a person, `look_up`, or `retry` blindly."""
     allow_private: tuple[str, ...] = ()
     """Private address ranges that may be reached; checked, and not enforced yet."""
+
+
+class LookUpSettings(Section):
+    request: Annotated[
+        str,
+        matching(r"GET /.*", 'not a look-up: "GET " and a path, which changes nothing there'),
+        Spelled("template"),
+    ]
+    """How to ask, over `idempotency_key`, `key`, `event_id` ... and `request`, the call's JSON."""
+    found: Expr
+    """When the call has taken effect, over `status`, `headers`, `body`."""
+    not_found: Expr | None = None
+    """When it has not; absent: it can be found, and is never taken for not made."""
+    lag: Duration = timedelta(seconds=30)
+    """How long after a call its effect may not be visible there: until then absence is no proof."""
+    every: Moment = timedelta(seconds=10)
+    """The wait after the first look; each further one is twice as long, up to an hour."""
+    looks: Int = Field(default=12, ge=1, le=1000)
+    """After so many it stays `uncertain`, for a person."""
 
 
 class HttpDestinationSettings(DestinationSettings):
@@ -115,6 +137,8 @@ class HttpDestinationSettings(DestinationSettings):
     """Which failures inside a 2xx are tried again."""
     retry_after_max: Duration = timedelta(hours=1)
     """The longest Retry-After that is respected."""
+    look_up: LookUpSettings | None = None
+    """How the destination is asked what became of a call, with `on_uncertain = "look_up"`."""
 
 
 class SmtpDestinationSettings(DestinationSettings):
@@ -210,6 +234,10 @@ class EffectSettings(Section):
     """The key; absent: the event id for a fact, the version for a change."""
     idempotent: Bool | None = None
     """Whether this call is idempotent; absent: what the destination says."""
+    on_uncertain: OnUncertain | None = None
+    """What becomes of an unknown outcome; absent: what the destination says."""
+    look_up: LookUpSettings | None = None
+    """How the destination is asked about this effect; absent: as it says itself."""
     max_age: Duration | None = None
     """Older causes are recorded as skipped."""
     lane: Key | None = None

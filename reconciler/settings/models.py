@@ -12,6 +12,7 @@ from reconciler.settings.destinations import (
     DestinationSettings,
     EffectSettings,
     HttpDestinationSettings,
+    LookUpSettings,
     SmtpDestinationSettings,
 )
 from reconciler.settings.resources import (
@@ -67,6 +68,7 @@ __all__ = [
     "HandshakeSettings",
     "HttpDestinationSettings",
     "ListSettings",
+    "LookUpSettings",
     "Name",
     "PaginationSettings",
     "PollingSettings",
