@@ -25,6 +25,7 @@ class Refusal(StrEnum):
     DELIVERED = "delivered"  #: it has taken effect
     DISCARDED = "discarded"  #: a person decided that it is not wanted
     PENDING = "pending"  #: it will be called by itself
+    SKIPPED = "skipped"  #: it was never called
     UNRENDERED = "unrendered"  #: there is nothing yet that could be sent
     NO_DESTINATION = "no_destination"  #: its destination is not configured any more
     KEY_USED = "key_used"  #: another entry has made this very call
@@ -98,40 +99,6 @@ async def discard(connection: AsyncConnection, ids: Collection[UUID]) -> list[Ha
     if rows:
         await connection.execute(_DISCARD, {"rows": rows})
     return handled
-
-
-async def find(  # noqa: PLR0913 - filters
-    connection: AsyncConnection,
-    *,
-    state: State,
-    destination: str | None = None,
-    effect: str | None = None,
-    sender: str | None = None,
-    error: str | None = None,
-    since: datetime | None = None,
-    before: datetime | None = None,
-    after: UUID | None = None,
-    limit: int,
-) -> Sequence[UUID]:
-    """
-    The ids of entries in *state*, in their order, beginning behind *after*.
-
-    *error* is part of what is said of the last attempt, or of why it was skipped; *since* and
-    *before* are held against when the entry came to rest.
-    """
-    statement = select(outbox.c.id).where(outbox.c.state == state.value)
-    for column, value in {"destination": destination, "effect": effect, "sender": sender}.items():
-        if value is not None:
-            statement = statement.where(outbox.c[column] == value)
-    if error is not None:
-        statement = statement.where(outbox.c.last_error.icontains(error, autoescape=True))
-    if since is not None:
-        statement = statement.where(outbox.c.completed_at >= since)
-    if before is not None:
-        statement = statement.where(outbox.c.completed_at < before)
-    if after is not None:
-        statement = statement.where(outbox.c.id > after)
-    return (await connection.scalars(statement.order_by(outbox.c.id).limit(limit))).all()
 
 
 async def locked(connection: AsyncConnection, ids: Collection[UUID]) -> list[Handled]:

@@ -1,6 +1,6 @@
 """The outbox's tables, and what people read from them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -200,26 +200,33 @@ async def list_entries(
     connection: AsyncConnection,
     *,
     state: State | None = None,
-    about: Mapping[str, str] | None = None,
+    about: Mapping[str, Any] | None = None,
     limit: int,
     after: UUID | None = None,
 ) -> list[RowMapping]:
     """
     Entries without their bodies, newest first, at most *limit*.
 
-    *about* narrows by columns: sender, event_id, effect, kind, key, destination. *after* is the id
-    of the last entry of the page before.
+    *about* as in `narrowed`. *after* is the id of the last entry of the page before.
     """
     columns = [column for column in outbox.c if column.name != "body"]
     entries = select(*columns).order_by(outbox.c.id.desc()).limit(limit)
+    entries = entries.where(*narrowed(about or {}))
     if state is not None:
         entries = entries.where(outbox.c.state == state.value)
-    for name, value in (about or {}).items():
-        assert name in NARROWING, name
-        entries = entries.where(outbox.c[name] == value)
     if after is not None:
         entries = entries.where(outbox.c.id < after)
     return list((await connection.execute(entries)).mappings())
+
+
+def narrowed(about: Mapping[str, Any]) -> list[ColumnElement[bool]]:
+    """
+    What *about* says of entries, by the names in NARROWING.
+
+    `error` is part of what is said of the last attempt, or of why it was skipped; `asked_since`
+    and `asked_before` are times, held against when it was asked for.
+    """
+    return [NARROWING[name](value) for name, value in about.items()]
 
 
 async def show_entry(
@@ -279,4 +286,14 @@ async def counts(connection: AsyncConnection) -> dict[str, Any]:
     return {**{state.value: found.get(state.value, 0) for state in State}, "oldest_due_at": oldest}
 
 
-NARROWING = frozenset({"sender", "event_id", "effect", "kind", "key", "destination"})
+NARROWING: Mapping[str, Callable[[Any], ColumnElement[bool]]] = {
+    "sender": lambda name: outbox.c.sender == name,
+    "event_id": lambda id_: outbox.c.event_id == id_,
+    "effect": lambda name: outbox.c.effect == name,
+    "kind": lambda name: outbox.c.kind == name,
+    "key": lambda key: outbox.c.key == key,
+    "destination": lambda name: outbox.c.destination == name,
+    "error": lambda text: outbox.c.last_error.icontains(text, autoescape=True),
+    "asked_since": lambda moment: outbox.c.created_at >= moment,
+    "asked_before": lambda moment: outbox.c.created_at < moment,
+}

@@ -6,7 +6,9 @@ from typing import Any
 import click
 
 from outbox.entry import State
+from reconciler.cli.choosing import choosing_options
 from reconciler.cli.redriving import discard, redrive
+from reconciler.cli.repeating import repeat
 from reconciler.cli.resolving import resolve
 from reconciler.cli.shared import (
     body_of,
@@ -39,16 +41,13 @@ def command() -> None:
 
 command.add_command(redrive)
 command.add_command(discard)
+command.add_command(repeat)
 command.add_command(resolve)
 
 
 @command.command("list")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
-@click.option("--destination", help="Only to this destination.")
-@click.option("--effect", help="Only of this effect.")
-@click.option("--sender", help="Only caused by this sender.")
-@click.option("--kind", help="Only about this kind.")
-@click.option("--key", help="Only about this resource.")
+@choosing_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @click.option("--after", help="The `next` of an earlier page.")
 @config_option
@@ -61,7 +60,7 @@ def list_(
     state: str | None,
     limit: int,
     after: str | None,
-    **about: str | None,
+    **about: Any,
 ) -> None:
     """
     List entries, newest first.
@@ -69,9 +68,14 @@ def list_(
     \b
     Example:
       reconciler outbox list --destination payments --state dead --json
+      reconciler outbox list --older-than 2h --error 'answered 503'
     """
     narrowed = {name: value for name, value in about.items() if value is not None}
     found = run(listed(config, state=state, about=narrowed, limit=limit, after=after))
+    if not found["items"]:
+        click.echo("no entry matches", err=True)
+        for wrong in unknown(config, narrowed):
+            click.echo(wrong, err=True)
     if as_json:
         emit(found)
         return
@@ -108,6 +112,13 @@ def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
     head = ("attempt", "started_at", "finished_at", "verdict", "status", "error")
     click.echo()
     table([tuple(attempt[name] for name in head) for attempt in found["attempts"]], head=head)
+
+
+def unknown(config: Path | None, said: dict[str, Any]) -> list[str]:
+    from reconciler.operations.naming import unknown_names
+    from reconciler.settings import load
+
+    return list(unknown_names(load(config).settings, said))
 
 
 async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from reconciler.cli.acting import (
     require_yes,
     yes_option,
 )
+from reconciler.cli.choosing import CHOOSING, choosing_options
 from reconciler.cli.shared import (
     config_option,
     emit,
@@ -30,6 +31,8 @@ from reconciler.cli.shared import (
 )
 
 STOPPED = (State.DEAD.value, State.SKIPPED.value, State.UNCERTAIN.value)
+DISCARDABLE = (*STOPPED, State.PENDING.value)
+PAST = {"redrive": "redriven", "discard": "discarded"}
 
 Items = list[dict[str, Any]]
 
@@ -37,10 +40,7 @@ Items = list[dict[str, Any]]
 @click.command("redrive")
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=click.UUID)
 @click.option("--state", type=click.Choice(STOPPED), help="With filters; else the dead ones.")
-@click.option("--destination", help="Only to this destination.")
-@click.option("--effect", help="Only of this effect.")
-@click.option("--sender", help="Only caused by this sender.")
-@click.option("--error", metavar="TEXT", help="Only where this is part of the last error.")
+@choosing_options
 @click.option("--since", type=Moment(), help="That stopped since: a time, or 2h ago.")
 @click.option("--before", type=Moment(), help="That stopped before.")
 @limit_option
@@ -76,15 +76,20 @@ def redrive(
       reconciler outbox redrive --state skipped --error baseline --effect capture --yes
     """
     said = {name: value for name, value in filters.items() if value is not None}
-    if bool(ids) == bool(said):
-        raise click.UsageError(
-            "say either IDs or which entries: "
-            "--state, --destination, --effect, --sender, --error, --since, --before"
-        )
+    require_choice(ids, said)
     asks = not dry_run and require_yes(yes=yes, what="redrive entries")
     how = {"reason": reason, "out_of_order": out_of_order}
     items = run(
-        redriven(config, ids=ids, said=said, limit=limit, dry_run=dry_run, asks=asks, how=how)
+        handled(
+            config,
+            ids=ids,
+            said=said,
+            limit=limit,
+            dry_run=dry_run,
+            asks=asks,
+            how=how,
+            word="redrive",
+        )
     )
     if items is None:
         click.echo("nothing was done", err=True)
@@ -96,14 +101,28 @@ def redrive(
 
 
 @click.command("discard")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
+@click.argument("ids", metavar="[ID]...", nargs=-1, type=click.UUID)
+@click.option("--state", type=click.Choice(DISCARDABLE), help="With filters; else the dead ones.")
+@choosing_options
+@click.option("--since", type=Moment(), help="That stopped since: a time, or 2h ago.")
+@click.option("--before", type=Moment(), help="That stopped before.")
+@limit_option
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@yes_option
 @reason_option(required=True)
 @config_option
 @json_option
 @reports_errors
 def discard(
-    *, ids: tuple[UUID, ...], dry_run: bool, reason: str, config: Path | None, as_json: bool
+    *,
+    ids: tuple[UUID, ...],
+    limit: int,
+    dry_run: bool,
+    yes: bool,
+    reason: str,
+    config: Path | None,
+    as_json: bool,
+    **filters: Any,
 ) -> None:
     """
     Give entries up that nobody wants any more; those that wait behind them may go then.
@@ -113,13 +132,42 @@ def discard(
     \b
     Example:
       reconciler outbox discard 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10 --reason 'paid in cash'
+      reconciler outbox discard --effect reminder --state pending --older-than 7d \\
+        --reason 'nobody wants last week to be mentioned' --dry-run
     """
-    items = run(discarded(config, ids=ids, how={"reason": reason, "dry_run": dry_run}))
+    said = {name: value for name, value in filters.items() if value is not None}
+    require_choice(ids, said)
+    asks = bool(said) and not dry_run and require_yes(yes=yes, what="discard entries")
+    how = {"reason": reason}
+    items = run(
+        handled(
+            config,
+            ids=ids,
+            said=said,
+            limit=limit,
+            dry_run=dry_run,
+            asks=asks,
+            how=how,
+            word="discard",
+        )
+    )
+    if items is None:
+        click.echo("nothing was done", err=True)
+        sys.exit(4)
     finish(items, as_json=as_json, dry_run=dry_run, done="discarded")
+    if said and len(items) >= limit and not as_json:
+        click.echo(f"stopped at --limit {limit}: there may be more", err=True)
     sys.exit(1 if refused(items) else 0)
 
 
-async def redriven(
+def require_choice(ids: tuple[UUID, ...], said: dict[str, Any]) -> None:
+    if bool(ids) == bool(said):
+        raise click.UsageError(
+            f"say either IDs or which entries: --state, {CHOOSING}, --since, --before"
+        )
+
+
+async def handled(
     config: Path | None,
     *,
     ids: tuple[UUID, ...],
@@ -128,46 +176,42 @@ async def redriven(
     dry_run: bool,
     asks: bool,
     how: dict[str, Any],
+    word: str,
 ) -> Items | None:
-    """What was redriven and what was refused; None where the person said no."""
+    """What was redriven or discarded and what was refused; None where the person said no."""
     from reconciler.operations import redriving
+    from reconciler.operations.acting import Order
     from reconciler.operations.assembly import assemble
+    from reconciler.operations.naming import unknown_names
     from reconciler.operations.opening import opened
 
+    act = {"redrive": redriving.redrive, "discard": redriving.discard}[word]
+    done = f"would be {PAST[word]}"
     assembly = assemble(config)
     async with aclosing(assembly), opened(assembly.loaded) as database:
 
         async def go(*, dry: bool) -> Items:
-            order = redriving.Order(
+            order = Order(
                 engine=database.engine, assembly=assembly, actor=actor(), dry_run=dry, **how
             )
             if ids:
-                return await collected(redriving.redrive(order, list(dict.fromkeys(ids))))
-            filters = {**said, "state": State(said.get("state", State.DEAD))}
-            return await collected(
-                redriving.redrive_all(order, redriving.Filters(**filters), limit=limit)
-            )
+                return await collected(act(order, list(dict.fromkeys(ids))))
+            filters = redriving.Filters(**{**said, "state": State(said.get("state", State.DEAD))})
+            return await collected(redriving.of_many(order, filters, limit=limit, act=act))
 
         if asks:
             preview = await go(dry=True)
             if len(refused(preview)) == len(preview):
                 return preview
-            show(preview, done="would be redriven", err=True)
+            show(preview, done=done, err=True)
             ready = len(preview) - len(refused(preview))
-            if not click.confirm(f"Redrive {entries(ready)}?", err=True):
+            if not click.confirm(f"{word.capitalize()} {entries(ready)}?", err=True):
                 return None
-        return await go(dry=dry_run)
-
-
-async def discarded(config: Path | None, *, ids: tuple[UUID, ...], how: dict[str, Any]) -> Items:
-    from reconciler.operations import redriving
-    from reconciler.operations.assembly import assemble
-    from reconciler.operations.opening import opened
-
-    assembly = assemble(config)
-    async with aclosing(assembly), opened(assembly.loaded) as database:
-        order = redriving.Order(engine=database.engine, assembly=assembly, actor=actor(), **how)
-        return await collected(redriving.discard(order, list(dict.fromkeys(ids))))
+        items = await go(dry=dry_run)
+        if not items:
+            for wrong in unknown_names(assembly.loaded.settings, said):
+                click.echo(wrong, err=True)
+        return items
 
 
 async def collected(items: AsyncIterator[dict[str, Any]]) -> Items:

@@ -141,10 +141,11 @@ async def replayed(
     sender: str | None = None,
     event_id: str | None = None,
 ) -> list[dict[str, Any]]:
+    from reconciler.operations.acting import Order
     from reconciler.operations.assembly import assemble
     from reconciler.operations.opening import opened
     from reconciler.operations.rendering import render_all
-    from reconciler.operations.replayed import Filters, Order
+    from reconciler.operations.replayed import Filters
     from reconciler.operations.replaying import replay_all, replay_copy, replay_event
 
     assembly = assemble(config)
@@ -165,9 +166,9 @@ async def replayed(
 
 
 async def discarded(config: Path | None, *, reason: str, **wanted: Any) -> dict[str, Any]:
+    from reconciler.operations.acting import Order
     from reconciler.operations.assembly import assemble
     from reconciler.operations.opening import opened
-    from reconciler.operations.replayed import Order
     from reconciler.operations.replaying import discard
 
     assembly = assemble(config)

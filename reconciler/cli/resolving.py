@@ -86,11 +86,12 @@ def show(items: Items, *, dry_run: bool) -> None:
 async def resolved(
     config: Path | None, *, ids: tuple[UUID, ...], delivered: bool, how: dict[str, Any]
 ) -> Items:
-    from reconciler.operations import redriving, resolving
+    from reconciler.operations import resolving
+    from reconciler.operations.acting import Order
     from reconciler.operations.assembly import assemble
     from reconciler.operations.opening import opened
 
     assembly = assemble(config)
     async with aclosing(assembly), opened(assembly.loaded) as database:
-        order = redriving.Order(engine=database.engine, assembly=assembly, actor=actor(), **how)
+        order = Order(engine=database.engine, assembly=assembly, actor=actor(), **how)
         return await resolving.resolve(order, list(dict.fromkeys(ids)), delivered=delivered)

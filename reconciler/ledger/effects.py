@@ -174,8 +174,10 @@ class Target:
     key_format: Literal["text", "uuid"]
     mail: Sender | None = None  #: a mail server, and what is said of every mail to it
 
-    def outgoing(self, key: str, *, part: str = "0") -> str:
-        return outgoing_key(key, self.key_max_length, self.key_format, part=part)
+    def outgoing(self, key: str, *, part: str = "0", repetition: int = 0) -> str:
+        return outgoing_key(
+            key, self.key_max_length, self.key_format, part=part, repetition=repetition
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from reconciler.ledger.rowsets import AnyRow
 from reconciler.operations import actions, timeline
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.closing import sentence
+from reconciler.operations.naming import require_sender
 from reconciler.polling import scans, sightings
 from reconciler.polling.scans import Mode
 from reconciler.receiver.envelope import MalformedError, reread
@@ -58,9 +59,7 @@ SAID = (
 
 def require_kind(assembly: Assembly, sender: str, kind: str) -> None:
     senders = assembly.rules.senders
-    if sender not in senders:
-        known = ", ".join(senders) or "none"
-        raise UsageError(f"no sender {sender!r} is configured; there are: {known}")
+    require_sender(senders, sender)
     if kind not in senders[sender].kinds:
         known = ", ".join(senders[sender].kinds) or "none"
         raise UsageError(f"{sender} has no kind {kind!r}; there are: {known}")

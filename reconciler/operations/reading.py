@@ -139,7 +139,7 @@ async def list_outbox(
     connection: AsyncConnection,
     *,
     state: State | None,
-    about: Mapping[str, str],
+    about: Mapping[str, Any],
     limit: int,
     after: str | None = None,
 ) -> Document:

@@ -14,6 +14,7 @@ from reconciler.ledger.commit import BLAMED, is_ours, set_limits, unless_locked
 from reconciler.ledger.reapplication import Reapplied, reapply
 from reconciler.operations import actions
 from reconciler.operations.assembly import Assembly
+from reconciler.operations.naming import require_sender
 from reconciler.polling.rehearsal import rolled_back
 
 BATCH = 50  #: rows of one transaction: a webhook about one of them waits for it
@@ -72,9 +73,7 @@ async def _keys(order: Order, after: str | None, connection: AsyncConnection) ->
 def require_reactions(order: Order) -> None:
     """See that there is something to run. Raises UsageError."""
     senders = order.assembly.rules.senders
-    if order.sender not in senders:
-        known = ", ".join(senders) or "none"
-        raise UsageError(f"no sender {order.sender!r} is configured; there are: {known}")
+    require_sender(senders, order.sender)
     kinds = senders[order.sender].kinds
     if order.kind not in kinds:
         known = ", ".join(kinds) or "none"

@@ -11,6 +11,7 @@ from reconciler.database import uuid7
 from reconciler.errors import NeedsDecisionError, UsageError
 from reconciler.ledger import baselines
 from reconciler.operations.assembly import Assembly
+from reconciler.operations.naming import require_sender
 from reconciler.operations.opening import give_birthdays
 from reconciler.polling.by_hand import reconcile_kind
 from reconciler.polling.report import Fate, Item, ScanReport
@@ -100,9 +101,7 @@ def chosen(
     assembly: Assembly, *, sender: str, kind: str | None, key: str | None
 ) -> Sequence[Source]:
     """The kinds that are meant. Raises UsageError where they cannot be read."""
-    if sender not in assembly.rules.senders:
-        known = ", ".join(assembly.rules.senders) or "none"
-        raise UsageError(f"no sender {sender!r} is configured; there are: {known}")
+    require_sender(assembly.rules.senders, sender)
     if kind is not None:
         source = source_of(assembly.sources, sender, kind)
         readable = source.listing is not None or (key is not None and source.getting is not None)

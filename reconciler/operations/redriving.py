@@ -1,37 +1,27 @@
 """Redriving: entries that stopped get new attempts under their keys, or are given up for good."""
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from outbox import redriving
+from outbox import choosing, redriving
 from outbox.entry import State
 from outbox.redriving import Handled, Refusal
 from reconciler.database import transact
 from reconciler.operations import actions
+from reconciler.operations.acting import Order
 from reconciler.operations.assembly import Assembly
 from reconciler.polling.rehearsal import rolled_back
 
 BATCH = 100  #: entries of one transaction
 
 Item = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Who redrives or discards, how, and why."""
-
-    engine: AsyncEngine
-    assembly: Assembly
-    actor: str
-    reason: str | None = None
-    dry_run: bool = False
-    out_of_order: bool = False
+Act = Callable[[Order, Sequence[UUID]], AsyncIterator[Item]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +32,13 @@ class Filters:
     destination: str | None = None
     effect: str | None = None
     sender: str | None = None
+    kind: str | None = None
+    key: str | None = None
     error: str | None = None  #: part of what is said of the last attempt, or of the skipping
     since: datetime | None = None  #: when they came to rest
     before: datetime | None = None
+    asked_since: datetime | None = None  #: when they were asked for
+    asked_before: datetime | None = None
 
 
 async def redrive(order: Order, ids: Sequence[UUID]) -> AsyncIterator[Item]:
@@ -67,14 +61,14 @@ async def redrive(order: Order, ids: Sequence[UUID]) -> AsyncIterator[Item]:
             yield item
 
 
-async def redrive_all(order: Order, filters: Filters, *, limit: int) -> AsyncIterator[Item]:
-    """Redrive what *filters* find, the oldest first; at the most *limit* are looked at."""
+async def of_many(order: Order, filters: Filters, *, limit: int, act: Act) -> AsyncIterator[Item]:
+    """Do *act* to what *filters* find, the oldest first; at the most *limit* are looked at."""
     after, left = None, limit
     while left > 0:
         wanted = min(BATCH, left)
-        find = partial(redriving.find, **asdict(filters), after=after, limit=wanted)
+        find = partial(choosing.find, **asdict(filters), after=after, limit=wanted)
         ids = await transact(order.engine, find)
-        async for item in redrive(order, ids):
+        async for item in act(order, ids):
             yield item
         if len(ids) < wanted:
             return
@@ -177,6 +171,7 @@ SENTENCES = {
     Refusal.DELIVERED: "it was delivered at {completed_at}: nothing is left to do",
     Refusal.DISCARDED: "it was discarded at {completed_at}: nobody wants it any more",
     Refusal.PENDING: "it is pending: it is called by itself, due at {due_at}",
+    Refusal.SKIPPED: "it was never called ({error}): `reconciler outbox redrive` releases it",
     Refusal.UNRENDERED: "it has no request to send ({error}); "
     "`reconciler events replay {sender} {event_id}` renders it",
     Refusal.NO_DESTINATION: "its destination {destination} is not configured any more",

@@ -11,7 +11,8 @@ from outbox import rendering
 from outbox.entry import State
 from reconciler.database import prepare_transaction, transact
 from reconciler.ledger.rendering import render_again
-from reconciler.operations.replayed import Fate, Filters, Item, Order, note, rendered_item
+from reconciler.operations.acting import Order
+from reconciler.operations.replayed import Fate, Filters, Item, note, rendered_item
 from reconciler.polling.rehearsal import rolled_back
 
 PAGE = 100  #: entries that are looked up at a time

@@ -6,14 +6,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.ledger.batch import Result
 from reconciler.ledger.event import Outcome
 from reconciler.ledger.rendering import Rendered
 from reconciler.ledger.rowsets import AnyRow
 from reconciler.operations import actions
-from reconciler.operations.assembly import Assembly
+from reconciler.operations.acting import Order
 
 Item = dict[str, Any]
 
@@ -33,18 +33,6 @@ class Fate(StrEnum):
 
 
 FAILED = frozenset({Fate.QUARANTINED, Fate.UNRENDERED, Fate.GONE, Fate.BUSY})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Who replays, how, and why."""
-
-    engine: AsyncEngine
-    assembly: Assembly
-    actor: str
-    reason: str | None = None
-    dry_run: bool = False
-    out_of_order: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

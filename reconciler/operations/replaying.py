@@ -15,14 +15,14 @@ from reconciler.ledger.commit import BLAMED, LockedError, apply_unless_locked, i
 from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.rowsets import AnyRow
 from reconciler.operations import actions
-from reconciler.operations.assembly import Assembly
+from reconciler.operations.acting import Order
+from reconciler.operations.naming import require_sender
 from reconciler.operations.rendering import render_event
 from reconciler.operations.replayed import (
     FAILED,
     Fate,
     Filters,
     Item,
-    Order,
     fate_of,
     item_of,
     note,
@@ -42,7 +42,7 @@ async def replay_event(order: Order, sender: str, event_id: str) -> list[Item]:
 
     Raises UsageError for a sender that is not configured, ReconcilerError for an unknown event.
     """
-    require_sender(order.assembly, sender)
+    require_sender(order.assembly.contracts, sender)
 
     async def look(connection: AsyncConnection) -> tuple[AnyRow | None, AnyRow | None]:
         kept = await quarantine.of_event(connection, sender, event_id)
@@ -71,7 +71,7 @@ async def replay_event(order: Order, sender: str, event_id: str) -> list[Item]:
 async def replay_all(order: Order, filters: Filters, *, limit: int) -> AsyncIterator[Item]:
     """Replay open copies, each in a transaction of its own, in the order in which they came."""
     if filters.sender is not None:
-        require_sender(order.assembly, filters.sender)
+        require_sender(order.assembly.contracts, filters.sender)
     after, left = None, limit
     while left > 0:
         wanted = min(PAGE, left)
@@ -209,9 +209,3 @@ async def discard(
         return item
 
     return await transact(order.engine, work)
-
-
-def require_sender(assembly: Assembly, sender: str) -> None:
-    if sender not in assembly.contracts:
-        known = ", ".join(assembly.contracts) or "none"
-        raise UsageError(f"no sender {sender!r} is configured; there are: {known}")

@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox import resolving
 from outbox.resting import Follow
 from reconciler.operations import actions
-from reconciler.operations.redriving import Item, Order, item_of, key_lives, run_order, subject_of
+from reconciler.operations.acting import Order
+from reconciler.operations.redriving import Item, item_of, key_lives, run_order, subject_of
 
 
 async def resolve(

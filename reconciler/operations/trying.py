@@ -7,13 +7,13 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.errors import UsageError
 from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import set_limits
 from reconciler.ledger.event import Event
 from reconciler.ledger.reactions import Asked, Explained, UserStepError
 from reconciler.operations.assembly import Assembly
+from reconciler.operations.naming import require_sender
 from reconciler.receiver.envelope import Malformed, read_delivery
 
 Document = dict[str, Any]
@@ -28,10 +28,8 @@ async def attempt(
     Everything really runs, your statements and handlers too, and everything is rolled back.
     Raises UsageError for an unknown sender.
     """
-    contract = assembly.contracts.get(sender)
-    if contract is None:
-        known = ", ".join(assembly.contracts) or "none"
-        raise UsageError(f"no sender {sender!r} is configured; there are: {known}")
+    require_sender(assembly.contracts, sender)
+    contract = assembly.contracts[sender]
     lowered = {name.lower(): value for name, value in headers.items()}
     delivery = read_delivery(contract, raw, lowered)
     async with engine.connect() as connection:

@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from reconciler.errors import ReconcilerError, UsageError
+from reconciler.operations.acting import Order
 from reconciler.operations.assembly import assemble
 from reconciler.operations.rendering import render_all
-from reconciler.operations.replayed import Fate, Filters, Order
+from reconciler.operations.replayed import Fate, Filters
 from reconciler.operations.replaying import discard, replay_all, replay_copy, replay_event
 from tests.cases.house import SHOP, a_house, order
 from tests.receiver.senders import SECRET

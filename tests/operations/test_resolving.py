@@ -6,8 +6,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.enqueue import enqueue
 from reconciler.operations import resolving
+from reconciler.operations.acting import Order
 from reconciler.operations.assembly import assemble
-from reconciler.operations.redriving import Order
 from tests.outbox.world import an_entry
 
 pytestmark = pytest.mark.anyio

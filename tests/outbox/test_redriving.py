@@ -6,10 +6,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
+from outbox.choosing import find
 from outbox.entry import State, Verdict
 from outbox.forgetting import count
 from outbox.leasing import Wanted, lease
-from outbox.redriving import Refusal, discard, find, redrive
+from outbox.redriving import Refusal, discard, redrive
 from outbox.retention import old_entries, purge
 from outbox.settling import Mark, settle
 from tests.outbox.pretend import Answers, Misbehaves, in_turn

@@ -10,7 +10,7 @@ from reconciler.daemon_database import DatabaseWatch
 from reconciler.errors import BusyError, DatabaseAwayError
 from reconciler.ledger import fetches
 from reconciler.lifecycle import Progress
-from reconciler.operations import redriving, replayed, replaying
+from reconciler.operations import acting, redriving, replayed, replaying
 from reconciler.operations.purging import purge
 from reconciler.operations.reconciling import reconcile
 from reconciler.polling.fetching import Reader
@@ -192,7 +192,7 @@ async def be_quarantined(scene: Scene) -> None:
 
 
 async def replay(scene: Scene) -> None:
-    by_person = replayed.Order(engine=scene.engine, assembly=scene.assembly, actor="alice")
+    by_person = acting.Order(engine=scene.engine, assembly=scene.assembly, actor="alice")
     async for _ in replaying.replay_all(by_person, replayed.Filters(), limit=10):
         pass
 
@@ -204,8 +204,10 @@ async def be_refused(scene: Scene) -> None:
 
 
 async def redrive(scene: Scene) -> None:
-    by_person = redriving.Order(engine=scene.engine, assembly=scene.assembly, actor="alice")
-    async for _ in redriving.redrive_all(by_person, redriving.Filters(), limit=10):
+    by_person = acting.Order(engine=scene.engine, assembly=scene.assembly, actor="alice")
+    async for _ in redriving.of_many(
+        by_person, redriving.Filters(), limit=10, act=redriving.redrive
+    ):
         pass
 
 
