@@ -71,6 +71,13 @@ async def test_two_people_at_once_make_two_calls_with_two_keys(world, pretend):
     assert ["key_1", "key_1:r1", "key_1:r2"] == sorted(pretend.keys)
 
 
+async def test_repetitions_count_where_there_are_no_keys_too(world):
+    """The first is repeated twice: it is its third call, whichever of them was meant."""
+    (one,) = await world.enqueue(an_entry(idempotency_key=None, idempotent=False))
+    await world.relay_once()
+    assert [1, 2] == [(await repeated(world, one.id)).repetition for _ in range(2)]
+
+
 async def test_a_key_whose_entry_is_gone_is_not_used_again(world):
     (one,) = await world.enqueue(an_entry())
     await world.relay_once()
