@@ -201,6 +201,11 @@ def holds(predicate: Predicate, answer: Answer) -> bool | None:
         return None
 
 
+def parsed(answer: Answer) -> Any:
+    """The body of *answer* as JSON with exact numbers, or else as text."""
+    return _parse(answer.body)
+
+
 def _parse(body: bytes) -> Any:
     """*body* as JSON with exact numbers, or else as text."""
     text = body.decode("utf-8", "replace")

@@ -21,6 +21,7 @@ from reconciler.errors import DatabaseAwayError
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.event import Event, Outcome
+from reconciler.ledger.following import Following
 from reconciler.lifecycle import Part, Progress, pause, wait_bounded
 from reconciler.listening import Listeners
 from reconciler.operations.assembly import Assembly
@@ -187,6 +188,7 @@ class Parts:
             metrics=self.count_attempt,
             point=faults.point,
             may_call=self.generation.may_call,
+            follow=Following(rules=self.assembly.rules),
         )
 
     async def scan(self, stop: asyncio.Event) -> None:

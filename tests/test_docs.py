@@ -153,6 +153,13 @@ ELSEWHERE = {
         "tests/operations/"
     ),
     "reconciler outbox redrive ID": "tests/operations/",
+    "reconciler outbox resolve ID": "tests/operations/",
+    "reconciler outbox resolve ID --as delivered --reason 'ch_4711 in their dashboard'": (
+        "tests/operations/"
+    ),
+    "reconciler outbox resolve ID --as not-delivered --reason 'support says that nothing came'": (
+        "tests/operations/"
+    ),
     "reconciler reapply SENDER KIND [KEY]": "tests/operations/",
 }
 STAND_INS = {

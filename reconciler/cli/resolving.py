@@ -86,6 +86,7 @@ def show(items: Items, *, dry_run: bool) -> None:
 async def resolved(
     config: Path | None, *, ids: tuple[UUID, ...], delivered: bool, how: dict[str, Any]
 ) -> Items:
+    from reconciler.ledger.following import Following
     from reconciler.operations import resolving
     from reconciler.operations.acting import Order
     from reconciler.operations.assembly import assemble
@@ -94,4 +95,6 @@ async def resolved(
     assembly = assemble(config)
     async with aclosing(assembly), opened(assembly.loaded) as database:
         order = Order(engine=database.engine, assembly=assembly, actor=actor(), **how)
-        return await resolving.resolve(order, list(dict.fromkeys(ids)), delivered=delivered)
+        follow = Following(rules=assembly.rules)
+        some = list(dict.fromkeys(ids))
+        return await resolving.resolve(order, some, delivered=delivered, follow=follow)

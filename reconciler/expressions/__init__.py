@@ -11,6 +11,7 @@ from reconciler.expressions.filters import FILTERS, TESTS
 from reconciler.expressions.names import (
     ANSWER_NAMES,
     BECOMES_NAMES,
+    DELIVERED_NAMES,
     EFFECT_NAMES,
     ENVELOPE_NAMES,
     HANDSHAKE_NAMES,
@@ -33,6 +34,7 @@ from reconciler.expressions.templates import (
 __all__ = [
     "ANSWER_NAMES",
     "BECOMES_NAMES",
+    "DELIVERED_NAMES",
     "EFFECT_NAMES",
     "ENVELOPE_NAMES",
     "FILTERS",

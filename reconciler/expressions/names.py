@@ -62,6 +62,12 @@ class CaseInsensitive(Mapping[str, str]):
         return f"CaseInsensitive({sorted(self._lines)})"  # names only: values may be secret
 
 
+#: in `params` of `delivered`: the answer, and what an entry is known by
+DELIVERED_NAMES = ANSWER_NAMES | {
+    *("entry_id", "sender", "event_id", "effect", "part", "kind", "key", "destination"),
+    "idempotency_key",
+}
+
 #: in the path of a look-up: what an entry is known by, and the JSON that it sent
 LOOK_UP_NAMES = frozenset(
     {

@@ -8,6 +8,7 @@ from typing import Any
 
 from reconciler.errors import Problem
 from reconciler.expressions import (
+    DELIVERED_NAMES,
     EFFECT_NAMES,
     ENVELOPE_NAMES,
     Expression,
@@ -142,6 +143,7 @@ def what_all_have(
         "hold_after_dead": holds_after_dead(effect, target),
         "supersedes": effect.supersedes,
         "max_age": effect.max_age,
+        "delivered": compile_delivered(compiler, effect),
         "dated": dated_kinds(compiler.settings),
     }
 
@@ -194,10 +196,35 @@ def compile_apply(
 
 def compile_step(compiler: Compiler, step: ApplySettings, *, sender: str) -> ApplyStep | None:
     gate = compiler.gate(step, sender=sender, names=NAMES)
-    statement = compiler.attempt("sql", read_statement, step.sql)
-    params = {
-        name: compiler.attempt(dotted(("params", name)), compile_expression, value, names=NAMES)
-        for name, value in step.params.items()
+    return compile_statement(
+        compiler, sql=step.sql, params=step.params, names=NAMES, gate=gate, rows=step.expect_rows
+    )
+
+
+def compile_delivered(compiler: Compiler, effect: EffectSettings) -> ApplyStep | None:
+    """Compile the statement that keeps what was answered."""
+    if effect.delivered is None:
+        return None
+    below = Compiler(
+        settings=compiler.settings, problems=compiler.problems, key=f"{compiler.key}.delivered"
+    )
+    said = effect.delivered
+    return compile_statement(below, sql=said.sql, params=said.params, names=DELIVERED_NAMES)
+
+
+def compile_statement(  # noqa: PLR0913 - what a statement consists of
+    compiler: Compiler,
+    *,
+    sql: str,
+    params: Mapping[str, str],
+    names: frozenset[str],
+    gate: Gate | None = None,
+    rows: int | None = None,
+) -> ApplyStep | None:
+    statement = compiler.attempt("sql", read_statement, sql)
+    values = {
+        name: compiler.attempt(dotted(("params", name)), compile_expression, value, names=names)
+        for name, value in params.items()
     }
     if statement is None:
         return None
@@ -209,10 +236,10 @@ def compile_step(compiler: Compiler, step: ApplySettings, *, sender: str) -> App
         )
     return ApplyStep(
         where=compiler.key,
-        gate=gate,
+        gate=gate or Gate(),
         statement=statement,
-        params={name: value for name, value in params.items() if value is not None},
-        expect_rows=step.expect_rows,
+        params={name: value for name, value in values.items() if value is not None},
+        expect_rows=rows,
     )
 
 

@@ -24,7 +24,7 @@ def is_same(held: State | None, seen: Observation, *, origin: Origin, declared: 
             return has_all(ours, theirs) if declared else same(ours, theirs)
         case Origin.CORRECTION:
             return agree(ours, theirs)
-        case Origin.WEBHOOK | Origin.FEED | Origin.REPLAY:
+        case Origin.WEBHOOK | Origin.FEED | Origin.REPLAY | Origin.OWN:
             return agree(ours, theirs) if declared else same(ours, theirs)
 
 

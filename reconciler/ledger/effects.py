@@ -17,6 +17,7 @@ from reconciler.ledger.gates import Gate
 from reconciler.ledger.kept_causes import kept
 from reconciler.ledger.keys import Source, usual_key
 from reconciler.ledger.mailing import MailTemplate, Sender
+from reconciler.ledger.user_sql import ApplyStep
 from reconciler.ledger.versions import to_datetime
 
 UNUSABLE = (ExpressionError, NotJsonError, CallError)  #: what makes an effect `unrendered`
@@ -194,6 +195,7 @@ class Effect:
     headers: Mapping[str, Template] = field(default_factory=dict)
     json: JsonTemplate | None = None
     mail: MailTemplate | None = None
+    delivered: ApplyStep | None = None  #: keeps what was answered
     key: Template | None  #: None: the usual key
     lasting: bool  #: the key names neither version nor event
     lane: Template | None

@@ -18,6 +18,7 @@ class Origin(StrEnum):
     FEED = "feed"  #: read from the sender's events feed
     CORRECTION = "correction"  #: made from a listed item
     READ = "read"  #: made from a `get` of one resource
+    OWN = "own"  #: what the reconciler itself met: an entry that is dead, or uncertain
     REPLAY = "replay"  #: a delivered event applied again by a person
 
 

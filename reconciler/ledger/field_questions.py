@@ -11,7 +11,7 @@ from reconciler.ledger.effects import Effect
 from reconciler.ledger.gates import Gate
 from reconciler.ledger.globs import can_meet
 from reconciler.ledger.kinds import about
-from reconciler.ledger.triggers import sources_of
+from reconciler.ledger.triggers import OURSELVES, sources_of
 from reconciler.ledger.user_sql import ApplyStep
 from reconciler.settings.documents import dotted
 from reconciler.settings.models import ResourceSettings, Settings
@@ -49,6 +49,8 @@ def resources_of(settings: Settings, gate: Gate) -> list[ResourceSettings]:
     """Whatever may be the resource of a cause that passes *gate*."""
     found = []
     for sender, source in sources_of(settings, gate):
+        if sender == OURSELVES:
+            continue  # about no resource
         resources = settings.senders[sender].resources
         if gate.changes:
             found.append(resources[source])

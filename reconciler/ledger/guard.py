@@ -76,7 +76,7 @@ def decide(
     """
     assert event.observation is not None
     match event.origin:
-        case Origin.WEBHOOK | Origin.FEED | Origin.REPLAY:
+        case Origin.WEBHOOK | Origin.FEED | Origin.REPLAY | Origin.OWN:
             return _delivered(held, event, event.observation, rule, twice=twice)
         case Origin.CORRECTION:
             if rule.observed:

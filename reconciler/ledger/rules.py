@@ -27,6 +27,7 @@ from reconciler.ledger.kinds import KindRules, kind_rules
 from reconciler.ledger.lane_questions import lane_questions
 from reconciler.ledger.projection import KindReader
 from reconciler.ledger.questions import questions
+from reconciler.ledger.triggers import OURSELVES
 from reconciler.ledger.user_sql import ApplyStep
 from reconciler.settings.models import Settings
 
@@ -84,6 +85,8 @@ def compile_rules(
         senders=senders,
         targets=targets,
         effects=frozenset(settings.effects),
+        alerts=tuple(effect for effect in effects if effect.gate.speaks_of(OURSELVES)),
+        delivered={effect.name: effect.delivered for effect in effects if effect.delivered},
         search_path=settings.database.search_path,
         reread=reread,
     )
@@ -182,5 +185,7 @@ class Rules:
     senders: Mapping[str, SenderRules]
     targets: Mapping[str, Target]  #: where handlers may send to
     effects: frozenset[str]  #: configured names, which handlers must not use
+    alerts: tuple[Effect, ...]  #: that tell of what we ourselves meet
+    delivered: Mapping[str, ApplyStep]  #: what keeps an answer, by effect
     search_path: str | None
     reread: Reread | None

@@ -11,6 +11,9 @@ from reconciler.ledger.gates import Gate, Trigger
 from reconciler.ledger.globs import matches
 from reconciler.settings.models import Settings
 
+OURSELVES = "reconciler"  #: the reserved name under which we tell of what we meet
+MET = ("dead", "uncertain")  #: outbox entries that are over without success
+
 
 def read_trigger(settings: Settings, text: str, *, sender: str | None, kinds: bool) -> Trigger:
     """
@@ -20,6 +23,8 @@ def read_trigger(settings: Settings, text: str, *, sender: str | None, kinds: bo
     Raises UnknownError for what matches nothing known.
     """
     said, glob = (sender, text) if sender is not None else split(text, kinds=kinds)
+    if sender is None and said == OURSELVES:
+        return own_trigger(glob, kinds=kinds)
     senders = frozenset(name for name in settings.senders if matches([said], name))
     if not senders:
         raise UnknownError(f"no sender is called {said!r}" + nearest(said, settings.senders))
@@ -31,13 +36,20 @@ def read_trigger(settings: Settings, text: str, *, sender: str | None, kinds: bo
     return Trigger(senders=senders, glob=glob)
 
 
+def own_trigger(glob: str, *, kinds: bool) -> Trigger:
+    """What the reconciler itself meets, which `on` names like the types of a sender."""
+    if kinds:
+        raise UnknownError(f'{OURSELVES} has no kinds: say on = ["{OURSELVES}:dead"]')
+    if not any(matches([glob], one) for one in MET):
+        raise UnknownError(f"{OURSELVES} tells of no {glob!r}" + nearest(glob, MET))
+    return Trigger(senders=frozenset({OURSELVES}), glob=glob)
+
+
 def split(text: str, *, kinds: bool) -> tuple[str, str]:
     sender, colon, glob = text.partition(":")
     what, like = ("kind", "shop:order") if kinds else ("type", "shop:refund.succeeded")
     if not (colon and sender and glob):
         raise UnknownError(f'{text!r} must be "sender:{what}", like "{like}"')
-    if sender == "reconciler":
-        raise UnknownError(f"{text!r}: effects on what the reconciler itself meets come later")
     return sender, glob
 
 

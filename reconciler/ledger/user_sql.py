@@ -31,6 +31,7 @@ async def verify(engine: AsyncEngine, rules: Rules) -> list[Problem]:
     """
     problems: list[Problem] = []
     steps = [step for sender in rules.senders.values() for step in sender.applies]
+    steps += rules.delivered.values()
     async with engine.connect() as connection, connection.begin() as transaction:
         await prepare_transaction(connection, search_path=rules.search_path)
         for number, step in enumerate(steps):

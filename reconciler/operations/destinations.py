@@ -34,7 +34,9 @@ def compile_destination(name: str, settings: Settings, secrets: Secrets) -> Dest
             conflict="dead", not_done=frozenset(), retry_after_max=timedelta(0)
         )  # of HTTP: a mail server's replies have rules of their own
     else:
-        looks_up = any(look_ups(name, settings).values())
+        looks_up = any(look_ups(name, settings).values()) or any(
+            effect.delivered for effect in settings.effects.values() if effect.destination == name
+        )
         channel, rules = web_channel(name, given, secrets, looks_up=looks_up)
     return Destination(
         channel=channel,

@@ -195,6 +195,13 @@ AnyDestination = Annotated[
 """The kinds that can be configured: a union of `Tag`s told apart by `kind_of`."""
 
 
+class DeliveredSettings(Section):
+    sql: Filled
+    """Your statement, with `:names`; it runs in the transaction that marks the call delivered."""
+    params: dict[Filled, Expr] = {}
+    """What the names stand for, over `status`, `headers`, `body` of the answer and the entry."""
+
+
 class EffectSettings(Section):
     on: Globs = ()
     """Facts that ask for it, as `sender:type`."""
@@ -238,6 +245,8 @@ class EffectSettings(Section):
     """What becomes of an unknown outcome; absent: what the destination says."""
     look_up: LookUpSettings | None = None
     """How the destination is asked about this effect; absent: as it says itself."""
+    delivered: DeliveredSettings | None = None
+    """What is written when it is delivered, like the provider's own id."""
     max_age: Duration | None = None
     """Older causes are recorded as skipped."""
     lane: Key | None = None

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from reconciler.settings.destinations import (
     AnyDestination,
     ApplySettings,
+    DeliveredSettings,
     DestinationSettings,
     EffectSettings,
     HttpDestinationSettings,
@@ -57,6 +58,7 @@ __all__ = [
     "ApiSettings",
     "ApplySettings",
     "DatabaseSettings",
+    "DeliveredSettings",
     "DestinationSettings",
     "Duration",
     "EffectSettings",

@@ -102,8 +102,8 @@ def test_either_answer_will_do(answer):
         (RECEIPT.replace("shop:", ""), "effects.receipt.on[0]", '"sender:type"'),
         (RECEIPT.replace("shop:", "shop2:"), "effects.receipt.on[0]", "'shop'"),
         (
-            RECEIPT.replace("shop:refund.succeeded", "reconciler:dead"),
-            "effects.receipt.on[0]", "later",
+            RECEIPT.replace("shop:refund.succeeded", "reconciler:deed"),
+            "effects.receipt.on[0]", "did you mean 'dead'",
         ),
         (CAPTURE.replace("payments", "payment"), "effects.capture.destination", "'payments'"),
         (

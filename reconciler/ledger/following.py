@@ -1,0 +1,173 @@
+"""What follows when entries come to rest: `delivered` statements, and effects that tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+from sqlalchemy import select, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from outbox.enqueue import enqueue
+from outbox.entry import NewEntry, State, bounded
+from outbox.resting import Rested
+from outbox.store import outbox
+from outbox.verdict import Answer, Reply, parsed
+from reconciler import database
+from reconciler.exact_json import Json
+from reconciler.expressions import CaseInsensitive
+from reconciler.ledger.calls import CallError
+from reconciler.ledger.causes import Cause, names_for
+from reconciler.ledger.effects import UNUSABLE, Effect, entries_for
+from reconciler.ledger.event import Event, Origin
+from reconciler.ledger.rules import Rules
+from reconciler.ledger.triggers import OURSELVES
+from reconciler.ledger.user_sql import ApplyStep
+
+log = structlog.get_logger()
+
+STATEMENT_WITHIN = timedelta(seconds=2)  #: marks of other entries wait behind it
+NAMES = ("sender", "event_id", "effect", "part", "kind", "key", "destination", "idempotency_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """Writes what the configuration has follow, in the transaction of the relay or of a person."""
+
+    rules: Rules
+
+    def wants(self, effect: str, state: State) -> bool:
+        if state is State.DELIVERED:
+            return effect in self.rules.delivered
+        alerts = self.rules.alerts
+        # what tells of dead entries may die itself: nothing tells of that, or it would never end
+        return all(one.name != effect for one in alerts) and any(
+            one.gate.takes_fact(OURSELVES, state.value) for one in alerts
+        )
+
+    async def follow(self, connection: AsyncConnection, rested: Sequence[Rested]) -> None:
+        for one in rested:
+            if one.state is State.DELIVERED:
+                await run_delivered(connection, self.rules, one)
+        over = [one for one in rested if one.state is not State.DELIVERED]
+        if over:
+            await tell(connection, self.rules.alerts, over)
+
+
+async def run_delivered(connection: AsyncConnection, rules: Rules, one: Rested) -> None:
+    """
+    Run the statement that keeps what a destination answered; its failure undoes only itself.
+
+    The entry stays delivered, and its `last_error` says what failed: nothing is called again.
+    Raises what the connection raises where it is lost: then nothing of this transaction happened.
+    """
+    step = rules.delivered[one.effect]
+    try:
+        if needs_an_answer(step) and not has_an_answer(one):
+            raise CallError("it wants the answer, and there is none that is whole")
+        values = step.values(names_of(one))
+        async with connection.begin_nested():
+            await database.prepare_transaction(
+                connection, statement_timeout=STATEMENT_WITHIN, search_path=rules.search_path
+            )
+            await step.run(connection, values)
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        fault = f"{type(error.orig).__name__}: {database.told(error)}"
+    except UNUSABLE as error:
+        fault = str(error)
+    else:
+        return
+    log.error("ledger.delivered_failed", where=step.where, entry=str(one.id), reason=fault)
+    told = bounded(f"delivered, and {step.where} failed: {fault}")
+    await connection.execute(update(outbox).where(outbox.c.id == one.id).values(last_error=told))
+
+
+def has_an_answer(one: Rested) -> bool:
+    return one.answer is not None and getattr(one.answer, "complete", True)
+
+
+def needs_an_answer(step: ApplyStep) -> bool:
+    """Whether a statement wants what only an answer says."""
+    return any(value.names & {"status", "headers", "body"} for value in step.params.values())
+
+
+def names_of(one: Rested) -> dict[str, Any]:
+    """What `delivered` may name: the answer, and what the entry is known by."""
+    names: dict[str, Any] = {name: getattr(one, name) for name in NAMES}
+    names["entry_id"] = str(one.id)
+    body: Json = None
+    match one.answer:
+        case Answer(status=status, headers=headers, complete=complete):
+            body = parsed(one.answer) if complete else None
+            return {**names, "status": status, "headers": CaseInsensitive(headers), "body": body}
+        case Reply(status=status, text=text):
+            return {**names, "status": status, "headers": CaseInsensitive(), "body": text}
+        case None:
+            return {**names, "status": None, "headers": CaseInsensitive(), "body": None}
+
+
+async def tell(
+    connection: AsyncConnection, alerts: Sequence[Effect], over: Sequence[Rested]
+) -> None:
+    """
+    Ask for the effects that tell of entries that are over without success, once an hour.
+
+    By destination and by what they are (dead, uncertain): the first of an hour is told of, the
+    others are not. Whoever comes second, of two replicas, finds that it was told.
+    """
+    now = await database.now(connection)
+    owed: dict[tuple[str, str], NewEntry] = {}
+    for one in over:
+        event = event_of(one, now=now)
+        cause = Cause(event=event, what="fact")
+        for effect in alerts:
+            if not effect.gate.takes_fact(OURSELVES, event.type):
+                continue
+            made = entries_for(effect, cause, names_for(cause), now=now)
+            for entry in [] if isinstance(made, str) else made:
+                owed.setdefault((entry.event_id, f"{entry.effect}:{entry.part}"), entry)
+    for _, entry in sorted(owed.items()):
+        if await _was_told(connection, entry):
+            continue
+        try:
+            async with connection.begin_nested():
+                await enqueue(connection, [entry])
+        except IntegrityError:
+            continue  # another replica has just told of it
+
+
+async def _was_told(connection: AsyncConnection, entry: NewEntry) -> bool:
+    told = select(outbox.c.id).where(
+        outbox.c.sender == entry.sender,
+        outbox.c.event_id == entry.event_id,
+        outbox.c.effect == entry.effect,
+        outbox.c.part == entry.part,
+        outbox.c.repetition == 0,
+    )
+    return await connection.scalar(told) is not None
+
+
+def event_of(one: Rested, *, now: datetime) -> Event:
+    """That an entry is over, as an event of our own; its id is that of its hour."""
+    hour = now.strftime("%Y-%m-%dT%H")
+    facts: Mapping[str, Json] = {
+        "entry_id": str(one.id),
+        **{name: getattr(one, name) for name in NAMES},
+        "state": one.state.value,
+        "attempts": one.attempts,
+        "reason": one.reason,
+    }
+    return Event(
+        sender=OURSELVES,
+        event_id=f"{one.state.value}:{one.destination}:{hour}",
+        type=one.state.value,
+        origin=Origin.OWN,
+        occurred_at=now,
+        body=dict(facts),
+    )
