@@ -11,7 +11,7 @@ from outbox.looking import Looker
 from outbox.looking_up import Finding, LookUp, conclude
 from outbox.redriving import Refusal
 from outbox.relay import always
-from outbox.resolving import resolve
+from outbox.resolving import Said, resolve, settle_unknown
 from outbox.verdict import Answer, Failure, Sent
 from tests.outbox.pretend import Answers, Misbehaves
 from tests.outbox.world import POLICY, an_entry, run_sql
@@ -174,6 +174,8 @@ async def test_two_replicas_do_not_both_look(world, pretend):
 async def test_a_person_who_was_faster_is_not_overruled(world, pretend):
     """While the look is under way a person says that it was delivered; "not there" comes late."""
     one = await an_unknown(world, pretend, NOTHING)
+    absent = replace(LOOK_UP, found=lambda *_: False, not_found=lambda *_: True)
+    world.set(look_up=absent)
     pretend.behave = lambda _, __: Misbehaves("answers_late")
     async with asyncio.TaskGroup() as both:
         look = both.create_task(a_looker(world).once())
@@ -184,6 +186,20 @@ async def test_a_person_who_was_faster_is_not_overruled(world, pretend):
 
     assert ["delivered"] == await world.states()
     assert "resolved by a person as delivered" == (await world.entry()).last_error
+
+
+async def test_a_look_whose_lease_ran_out_decides_nothing_any_more(world, pretend):
+    """Another replica has looked since: only what the latest look found is written."""
+    one = await an_unknown(world, pretend, Answers(status=500))
+    for _ in range(2):
+        await a_looker(world).once()
+        await lag_passes(world)
+    life = timedelta(hours=24)
+    old = Said(id=one.id, delivered=False, life=life, reason="late", max_attempts=12, attempts=1)
+    async with world.engine.begin() as connection:
+        assert [] == await settle_unknown(connection, [replace(old, looks=1)])
+        assert [] == await settle_unknown(connection, [replace(old, looks=2, attempts=2)])
+    assert ["uncertain"] == await world.states()
 
 
 async def test_the_relay_looks_up_beside_its_calls(world, pretend):
