@@ -138,8 +138,8 @@ PLANTED: dict[str, Planted] = {
         mutants=(
             bug(
                 "outbox/leasing.py",
-                "or_(~outbox.c.ordered, ~waits_for_another(wanted))",
-                "or_(~outbox.c.ordered, outbox.c.ordered)",
+                "            ~waits_for_another(wanted),\n",
+                "            outbox.c.id.is_not(None),\n",
             ),
         ),
     ),
