@@ -82,7 +82,9 @@ def tell(leased: Leased, ruling: Ruling, *, seconds: float) -> "Attempted":
         "reason": ruling.reason or None,
     }
     log.info("relay.attempted", **facts, ms=round(seconds * 1000, 1))
-    if ruling.slowly:
+    if ruling.slowly and ruling.status is None:
+        log.warning("relay.connection_blocked", **facts)
+    elif ruling.slowly:
         log.warning("relay.refused_repeatedly", **facts, refusals=leased.refusals + 1)
     if ruling.verdict in {Verdict.DEAD, Verdict.UNCERTAIN}:
         log.warning("relay.given_up", **facts)

@@ -54,7 +54,7 @@ def outgoing_key(
     result goes out as it is only if that loses nothing on the way: 1 to *max_length*
     printable ASCII characters with no space at either end (HTTP trims header values, so
     that `a` and `a ` would meet) and no `h-` in front; every other key becomes `h-` and
-    the SHA-256 hex of its UTF-8 bytes. `uuid` makes a UUIDv5 of that.
+    the SHA-256 hex of its UTF-8 bytes, as much of it as fits. `uuid` makes a UUIDv5 of that.
     """
     key = text
     if part != "0":
@@ -64,7 +64,7 @@ def outgoing_key(
     if not _goes_out_unchanged(key, max_length=max_length):
         # surrogatepass: a lone surrogate is no UTF-8, and still must get a key of its own
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-        key = HASHED_PREFIX + digest
+        key = (HASHED_PREFIX + digest)[:max_length]
     return str(uuid.uuid5(KEY_NAMESPACE, key)) if key_format == "uuid" else key
 
 

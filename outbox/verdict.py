@@ -1,7 +1,7 @@
 """What an answer, or its absence, says about a call: the whole table, and nothing but it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -13,6 +13,12 @@ from outbox.entry import Verdict, bounded
 
 Predicate = Callable[[int, Mapping[str, str], Any], bool]
 """Over status, headers (lower case) and body (JSON, else text); raising means "cannot say"."""
+
+Marker = Callable[[int, Mapping[str, str]], bool]
+"""Over status and headers; it can be decided however the body ended."""
+
+Naming = Callable[[int, Mapping[str, str], Any], str | None]
+"""What an answer calls the thing that is there already."""
 
 REFUSALS_IN_A_ROW = 5  # from then on a 403 or 3xx is taken for a matter of configuration
 NEVER_DONE = frozenset({425, 429})  # too early, too many: said before anything was done
@@ -41,6 +47,7 @@ class Failure:
 
     kind: Sent
     reason: str
+    blocked: bool = False  #: by us, because of where it would have led
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,13 @@ class AnswerRules:
 
     success_when: Predicate | None = None  #: None: any 2xx
     retry_when: Predicate | None = None  #: which failures inside a 2xx are tried again
-    conflict: Literal["in_progress", "dead"]  #: what 409 means
+    done_when: Predicate | None = None  #: an earlier attempt has taken effect
+    done_id: Naming | None = None  #: what such an answer carries
+    not_done_when: Predicate | None = None  #: it certainly had no effect, and may be tried again
+    unclear_when: Predicate | None = None  #: nobody knows, or an earlier attempt is under way
+    mismatch_when: Predicate | None = None  #: the key has been used for another request
+    replayed_when: Marker | None = None  #: this is what was answered to an earlier attempt
+    conflict: Literal["in_progress", "done", "dead"]  #: what 409 means
     not_done: frozenset[int]  #: further statuses that certainly had no effect
     retry_after_max: timedelta
 
@@ -84,8 +97,9 @@ class Ruling:
     status: int | None = None
     maybe_sent: bool = False  #: this attempt or an earlier one may have taken effect
     refused: bool = False  #: 401, 403 or 3xx: not wanted like this
-    slowly: bool = False  #: and probably not before somebody changes the configuration
+    slowly: bool = False  #: probably not wanted before somebody changes the configuration
     retry_after: RetryAfter | None = None
+    settles: bool = False  #: what it says holds for the attempts before it too
 
 
 def verdict(
@@ -97,14 +111,16 @@ def verdict(
     *now* is only for dates in an answer that does not date itself.
     """
     match result:
-        case Failure(kind=Sent.NOT_SENT, reason=reason):
-            found = Ruling(verdict=Verdict.RETRY, reason=reason)
+        case Failure(kind=Sent.NOT_SENT, reason=reason, blocked=blocked):
+            found = Ruling(verdict=Verdict.RETRY, reason=reason, slowly=blocked)
         case Failure(kind=Sent.MAYBE_SENT, reason=reason):
             found = _maybe_done(reason)
         case Reply():
             found = replace(_judge_reply(result), status=result.status)
         case Answer():
             found = _judge_answer(result, rules, before)
+            if rules.replayed_when is not None and _is_replay(result, rules.replayed_when):
+                found = _judge_replay(found)
             asked = read_retry_after(result.headers, now=now, most=rules.retry_after_max)
             found = replace(found, status=result.status, retry_after=asked)
     return _in_the_light_of(before, found)
@@ -115,8 +131,9 @@ def _judge_answer(answer: Answer, rules: AnswerRules, before: Before) -> Ruling:
     status, said = answer.status, f"answered {answer.status}"
     success = _succeeded(answer, rules)
 
-    if success:
-        return Ruling(verdict=Verdict.DELIVERED)
+    meant = Ruling(verdict=Verdict.DELIVERED) if success else _judge_meaning(answer, rules)
+    if meant is not None:
+        return meant
     if 200 <= status < 300:
         return _judge_failure_inside_success(answer, rules, decided=success is not None)
     if status in NEVER_DONE or status in rules.not_done:
@@ -127,6 +144,45 @@ def _judge_answer(answer: Answer, rules: AnswerRules, before: Before) -> Ruling:
     if _leaves_it_open(status, rules):
         return _maybe_done(said)
     return Ruling(verdict=Verdict.DEAD, reason=said)
+
+
+def _judge_meaning(answer: Answer, rules: AnswerRules) -> Ruling | None:
+    """What the destination is known to mean by such an answer, whatever its status."""
+    said = f"answered {answer.status}"
+    conflict = answer.status == 409 and rules.conflict == "done"
+    if _says(rules.mismatch_when, answer):
+        reason = f"{said}: the key was used for another request"
+        return Ruling(verdict=Verdict.DEAD, reason=reason)
+    if _says(rules.done_when, answer) or (conflict and rules.done_when is None):
+        name = _named(answer, rules.done_id)
+        reason = f"{said}: done by an earlier attempt" + (f", as {name}" if name else "")
+        return Ruling(verdict=Verdict.DELIVERED, reason=bounded(reason))
+    if _says(rules.not_done_when, answer):
+        return Ruling(verdict=Verdict.RETRY, reason=f"{said}, and nothing was done")
+    if _says(rules.unclear_when, answer):
+        return _maybe_done(f"{said}, which leaves it open")
+    return None
+
+
+def _judge_replay(found: Ruling) -> Ruling:
+    """
+    The stored answer of an earlier attempt: under the same key no other will ever come.
+
+    So an error that leaves it open stays open, and trying again is no use; and one that says
+    that nothing was done says so of every attempt under this key.
+    """
+    replay = f"{found.reason}, as to an earlier attempt: the same key only brings it again"
+    match found.verdict:
+        case Verdict.RETRY if found.refused or found.slowly:
+            return found  # about who calls, not about this call
+        case Verdict.RETRY if found.maybe_sent:
+            return replace(found, verdict=Verdict.UNCERTAIN, reason=replay)
+        case Verdict.RETRY:
+            return replace(found, verdict=Verdict.DEAD, reason=replay, settles=True)
+        case Verdict.DEAD:
+            return replace(found, settles=True)
+        case Verdict.DELIVERED | Verdict.UNCERTAIN:
+            return found
 
 
 def _judge_reply(reply: Reply) -> Ruling:
@@ -153,7 +209,7 @@ def _judge_failure_inside_success(answer: Answer, rules: AnswerRules, *, decided
 def _leaves_it_open(status: int, rules: AnswerRules) -> bool:
     """Whether the call may have taken effect all the same."""
     if status == 409:  # our own earlier attempt may still be under way over there
-        return rules.conflict == "in_progress"
+        return rules.conflict != "dead"
     return status == 408 or not 400 <= status < 500  # 5xx, and numbers that mean nothing
 
 
@@ -176,7 +232,7 @@ def _in_the_light_of(before: Before, found: Ruling) -> Ruling:
             used_up = bounded(f"attempts used up: {reason}")
             final = Verdict.UNCERTAIN if maybe_sent else Verdict.DEAD
             return replace(judged, verdict=final, reason=used_up)
-        case Verdict.DEAD if maybe_sent:
+        case Verdict.DEAD if maybe_sent and not found.settles:
             # A refusal says nothing about the attempt before it that was never answered.
             after = bounded(f"{reason}, after an attempt that may have taken effect")
             return replace(judged, verdict=Verdict.UNCERTAIN, reason=after)
@@ -191,12 +247,14 @@ def _succeeded(answer: Answer, rules: AnswerRules) -> bool | None:
     return holds(rules.success_when, answer) if answer.complete else None
 
 
+def _says(predicate: Predicate | None, answer: Answer) -> bool:
+    """Whether it certainly holds: not where the body, which it may look into, was cut."""
+    return predicate is not None and answer.complete and holds(predicate, answer) is True
+
+
 def holds(predicate: Predicate, answer: Answer) -> bool | None:
-    headers: dict[str, str] = {}
-    for name, value in answer.headers:
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
     try:
-        return predicate(answer.status, headers, _parse(answer.body))
+        return predicate(answer.status, _joined(answer.headers), _parse(answer.body))
     except Exception:  # noqa: BLE001  # the user's expression over a stranger's answer
         return None
 
@@ -204,6 +262,29 @@ def holds(predicate: Predicate, answer: Answer) -> bool | None:
 def parsed(answer: Answer) -> Any:
     """The body of *answer* as JSON with exact numbers, or else as text."""
     return _parse(answer.body)
+
+
+def _is_replay(answer: Answer, marker: Marker) -> bool:
+    try:
+        return answer.status != 429 and marker(answer.status, _joined(answer.headers))
+    except Exception:  # noqa: BLE001  # the user's expression over a stranger's answer
+        return False
+
+
+def _named(answer: Answer, naming: Naming | None) -> str | None:
+    if naming is None or not answer.complete:
+        return None
+    try:
+        return naming(answer.status, _joined(answer.headers), _parse(answer.body))
+    except Exception:  # noqa: BLE001  # the user's expression over a stranger's answer
+        return None
+
+
+def _joined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, value in lines:
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 def _parse(body: bytes) -> Any:

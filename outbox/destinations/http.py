@@ -4,14 +4,18 @@ import asyncio
 import re
 import ssl
 import zlib
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from urllib.parse import quote, urlencode
 
 import httpx
 
 from outbox.destinations import Request
+from outbox.destinations.connecting import GuardedTransport
+from outbox.egress import PUBLIC, BlockedError, Egress
 from outbox.entry import bounded
 from outbox.verdict import Answer, Failure, Sent
 
@@ -47,6 +51,7 @@ NEVER_SENT = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
     httpx.PoolTimeout,
+    httpx.ProxyError,  # it opened no tunnel
     httpx.UnsupportedProtocol,
     httpx.LocalProtocolError,
 )
@@ -71,9 +76,13 @@ class HttpDestination:
     base_url: str
     key_header: str | None
     bearer: Secret | None = None
+    basic: tuple[Secret, Secret] | None = None  #: user and password (RFC 7617)
     headers: Mapping[str, Secret] = field(default_factory=dict)
+    query: Mapping[str, Secret] = field(default_factory=dict)  #: of every call; never stored
     concurrency: int  #: how many connections are kept at the most
     judges_bodies: bool = False  #: success_when is said: read more of the answer
+    egress: Egress = PUBLIC
+    proxy: Secret | None = None
     tls: ssl.SSLContext | None = None
     point: Callable[[str], None] | None = None  #: told how far a call is; only for tests of crashes
     _kept: list[httpx.AsyncHTTPTransport] = field(default_factory=list, init=False)
@@ -100,6 +109,8 @@ class HttpDestination:
                 await call.make(transport, outgoing)
         except TimeoutError:
             return call.ended(f"no answer within {timeout.total_seconds():g} s")
+        except BlockedError as error:
+            return Failure(kind=Sent.NOT_SENT, reason=f"not sent: {error}", blocked=True)
         except NEVER_SENT as error:
             return call.never_sent(error)
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
@@ -122,10 +133,10 @@ class HttpDestination:
             # Reading the authorities takes a while: once, and only where they are needed.
             encrypted = self.base_url.startswith("https:")
             self.tls = httpx.create_ssl_context(verify=encrypted)
-        return httpx.AsyncHTTPTransport(
-            verify=self.tls,
-            trust_env=False,
-            http2=False,
+        return GuardedTransport(
+            self.egress,
+            tls=self.tls,
+            proxy=None if self.proxy is None else _secret(self.proxy),
             limits=httpx.Limits(
                 max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_LIMIT
             ),
@@ -142,15 +153,22 @@ class HttpDestination:
         headers |= {name.lower(): value for name, value in request.headers.items()}
         if self.bearer is not None:
             headers["authorization"] = f"Bearer {_secret(self.bearer)}"
+        if self.basic is not None:
+            pair = ":".join(map(_secret, self.basic)).encode()
+            headers["authorization"] = f"Basic {b64encode(pair).decode('ascii')}"
         if self.key_header is not None and request.idempotency_key is not None:
             headers[self.key_header.lower()] = request.idempotency_key
         for name, value in headers.items():
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise ValueError("header")
         seconds = timeout.total_seconds()
+        target = (prefix + self._with_query(request.path)).encode("ascii")
+        whole = base if self.proxy is None else base.copy_with(raw_path=target)
+        if self.proxy is not None and whole.raw_path != target:
+            raise ValueError("path")  # a proxy is told the address, which cannot say this one
         return httpx.Request(
             request.method,
-            base,
+            whole,
             headers=[
                 (name.encode("ascii"), value.strip(" \t").encode("latin-1"))
                 for name, value in headers.items()
@@ -159,7 +177,7 @@ class HttpDestination:
             content=request.body,
             extensions={
                 # The bytes as they were frozen: nothing normalises them once more.
-                "target": (prefix + request.path).encode("ascii"),
+                **({} if self.proxy is not None else {"target": target}),
                 "timeout": {
                     # Two steps, TCP and TLS: both must have given up by themselves before the
                     # time for the whole call is over. Cut off from outside, a handshake would
@@ -172,6 +190,13 @@ class HttpDestination:
                 **({} if self.point is None else {"trace": _Traced(self.point)}),
             },
         )
+
+    def _with_query(self, path: str) -> str:
+        if not self.query:
+            return path
+        values = {name: _secret(value) for name, value in self.query.items()}
+        joint = "&" if "?" in path else "?"
+        return f"{path}{joint}{urlencode(values, quote_via=quote, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ import aiosmtplib
 
 from outbox.destinations import Request
 from outbox.destinations.http import CLOSING_LIMIT, WITHIN, Secret
+from outbox.egress import BlockedError
 from outbox.entry import bounded
 from outbox.mail import MAIL_FROM, METHOD, SMTPUTF8, message_id
 from outbox.verdict import Failure, Reply, Sent
 
 Tls = Literal["starttls", "implicit", "none"]
 Open = Callable[[str, int], Awaitable[socket.socket]]
-"""Connects to a host and port; OSError where that fails or may not be."""
+"""Connects to a host and port; OSError where that fails, BlockedError where it may not be."""
 
 # Of the time for one mail: what is slow before the end of the data is safe to repeat, and what is
 # slow after it is not. The answer to that end gets at least half.
@@ -70,6 +71,8 @@ class SmtpDestination:
                 return await talk.deliver(request, sender=sender)
         except TimeoutError:
             return talk.broke(f"no answer within {talk.seconds:g} s")
+        except BlockedError as error:
+            return Failure(kind=Sent.NOT_SENT, reason=f"not sent: {error}", blocked=True)
         except aiosmtplib.SMTPResponseException as error:
             return talk.answered(error.code, error.message)
         except (aiosmtplib.SMTPException, OSError, ValueError) as error:
@@ -258,14 +261,13 @@ async def _open(host: str, port: int) -> socket.socket:
         connecting.setblocking(False)
         try:
             await loop.sock_connect(connecting, address)
+            return connecting  # noqa: TRY300
         except OSError as error:
             connecting.close()
             failed = error
         except BaseException:
             connecting.close()
             raise
-        else:
-            return connecting
     raise failed or OSError("no address")
 
 

@@ -1,13 +1,16 @@
-"""What one call may look like: `METHOD /path`, headers, a JSON body, all frozen to bytes."""
+"""What one call may look like: `METHOD /path`, headers, one body, all frozen to bytes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote, urlencode
 
+from outbox.bodies import FORM, Lists, flattened, with_key, written_form
 from reconciler import exact_json
 from reconciler.errors import ReconcilerError
+from reconciler.expressions.meaning import text_of
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "GET")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -95,16 +98,79 @@ def check_lane(text: str) -> str:
     return text
 
 
+def check_content(content: Content, *, key_field: str | None) -> None:
+    """Raise CallError where *content* has two bodies, or a key that is not its own to set."""
+    if content.has_json and content.form is not None:
+        raise CallError("a call has one body: json or form")
+    held: object = content.json if content.form is None else content.form
+    for part in key_field.split(".") if key_field else ():
+        if not isinstance(held, Mapping) or part not in held:
+            return
+        held = held[part]
+    if key_field:
+        raise CallError(
+            f"{key_field} in the body carries the idempotency key: set idempotency_key instead"
+        )
+
+
 def freeze(
-    *, method: str, path: str, headers: Mapping[str, str], json: exact_json.Json, has_json: bool
+    *, method: str, path: str, headers: Mapping[str, str], content: Content, keyed: Keyed
 ) -> Call:
     """Make a call's final form; headers have lower-case names. CallError or NotJsonError."""
-    body = exact_json.dumps(json).encode() if has_json else b""
-    typed = {"content-type": "application/json"} if has_json else {}
-    lowered = {name.lower(): value for name, value in headers.items()}
-    return Call(
-        method=method, path=check_path(path), headers=check_headers(typed | lowered), body=body
-    )
+    check_content(content, key_field=keyed.field)
+    body, typed = b"", {}
+    if content.form is not None:
+        body = written_form(fields_of(content.form, keyed.lists))
+        typed = {"content-type": FORM}
+    elif content.has_json:
+        body = exact_json.dumps(content.json).encode()
+        typed = {"content-type": "application/json"}
+    if content.query:
+        joint = "&" if "?" in path else "?"
+        fields = fields_of(content.query, keyed.lists)
+        path = f"{path}{joint}{urlencode(fields, quote_via=quote, safe='')}" if fields else path
+    lowered = typed | {name.lower(): value for name, value in headers.items()}
+    if keyed.field is not None and method != "GET":
+        try:
+            body = with_key(body, lowered.get("content-type", ""), field=keyed.field, key=keyed.key)
+        except ValueError as error:
+            reason = f"{error}" if body else f"its key goes into {keyed.field}: say json or form"
+            raise CallError(reason) from None
+    return Call(method=method, path=check_path(path), headers=check_headers(lowered), body=body)
+
+
+def fields_of(value: exact_json.Json, lists: Lists) -> list[tuple[str, str]]:
+    """The flat fields of a form or a query; CallError names one without a text."""
+    fields = []
+    for name, inner in flattened(value, lists=lists):
+        if inner is None:
+            raise CallError(f"{name} is null, which a form cannot say")
+        try:
+            text = text_of(inner)
+            text.encode()
+        except UnicodeEncodeError:
+            raise CallError(f"{name} holds half of a surrogate pair") from None
+        fields.append((name, text))
+    return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What a call brings: one body or none, and a query."""
+
+    json: exact_json.Json = None
+    has_json: bool = False  #: null is a body too
+    form: exact_json.Json = None  #: an object, or None where there is no form
+    query: exact_json.Json = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyed:
+    """A call's outgoing key, and how its destination wants it and its lists written."""
+
+    key: str
+    field: str | None = None  #: of the body, where it carries the key
+    lists: Lists = "indexed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,13 @@ from reconciler.expressions import (
     compile_path,
     compile_template,
 )
-from reconciler.ledger.calls import check_header_name, check_headers, split_request
+from reconciler.ledger.calls import (
+    Content,
+    check_content,
+    check_header_name,
+    check_headers,
+    split_request,
+)
 from reconciler.ledger.causes import NAMES
 from reconciler.ledger.compiler import Compiler
 from reconciler.ledger.effects import Effect, Target
@@ -26,7 +32,7 @@ from reconciler.ledger.gates import Gate
 from reconciler.ledger.handlers import Handle, Handler
 from reconciler.ledger.keys import Source
 from reconciler.ledger.kinds import is_dated
-from reconciler.ledger.mail_compiling import compile_mail, mail_sender
+from reconciler.ledger.mail_compiling import compile_mail
 from reconciler.ledger.sql_text import read_statement
 from reconciler.ledger.triggers import nearest
 from reconciler.ledger.user_sql import ApplyStep
@@ -34,32 +40,8 @@ from reconciler.settings.documents import dotted
 from reconciler.settings.models import (
     ApplySettings,
     EffectSettings,
-    HttpDestinationSettings,
     Settings,
-    SmtpDestinationSettings,
 )
-
-
-def targets_of(settings: Settings) -> dict[str, Target]:
-    return {
-        name: Target(
-            name=name,
-            ordered=destination.ordered,
-            hold_after_dead=destination.after_dead == "hold",
-            idempotent=destination.idempotent or destination.on_uncertain == "retry",
-            key_header=(
-                destination.key_header if isinstance(destination, HttpDestinationSettings) else None
-            ),
-            key_max_length=destination.key_max_length,
-            key_format=destination.key_format,
-            mail=(
-                mail_sender(destination)
-                if isinstance(destination, SmtpDestinationSettings)
-                else None
-            ),
-        )
-        for name, destination in settings.destinations.items()
-    }
 
 
 def compile_effects(
@@ -106,7 +88,13 @@ def compile_effect(
     for header, template in headers.items():
         attempt(dotted(("headers", header)), check_static_header, header, template)
     json = attempt("json", compile_json, effect.json_, names=EFFECT_NAMES)
-    if request is None or path is None or json is None or common is None:
+    form = attempt("form", compile_json, effect.form, names=EFFECT_NAMES)
+    query = attempt("query", compile_json, effect.query, names=EFFECT_NAMES)
+    said = Content(
+        json=effect.json_, has_json=effect.json_ is not None, form=effect.form, query=effect.query
+    )
+    attempt("request", check_content, said, key_field=target.key_field)
+    if request is None or path is None or common is None or None in (json, form, query):
         return None
     return Effect(
         **common,
@@ -114,6 +102,8 @@ def compile_effect(
         path=path,
         headers=headers,
         json=None if effect.json_ is None else json,
+        form=None if effect.form is None else form,
+        query=None if not effect.query else query,
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from outbox.bodies import Lists
 from outbox.entry import NewEntry, outgoing_key
 from reconciler.exact_json import NotJsonError
 from reconciler.expressions import ExpressionError, JsonTemplate, PathTemplate, Template
-from reconciler.ledger.calls import Call, CallError, check_lane, freeze
+from reconciler.ledger.calls import Call, CallError, Content, Keyed, check_lane, freeze
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.event import Event, Origin
 from reconciler.ledger.gates import Gate
@@ -48,7 +49,7 @@ def entries_for(
         lane = None if effect.lane is None else check_lane(effect.lane.text(own))
         said = key_of(effect, cause, own)
         key = effect.destination.outgoing(said)
-        calls = calls_of(effect, own, now=now)
+        calls = calls_of(effect, own, key=key, now=now)
     except UNUSABLE as error:
         if skip is None:
             return [entry_of(effect, cause, lane=lane, key=key, fault=str(error))]
@@ -142,23 +143,28 @@ def key_of(effect: Effect, cause: Cause, names: Mapping[str, Any]) -> str:
 
 
 def calls_of(
-    effect: Effect, names: Mapping[str, Any], *, now: datetime | None
+    effect: Effect, names: Mapping[str, Any], *, key: str, now: datetime | None
 ) -> list[tuple[str, Call]]:
     """The calls that *effect* comes to, each with its `part`."""
     if effect.mail is not None:
         assert now is not None
         return effect.mail.calls(names, date=now)
-    return [("0", call_of(effect, names))]
+    return [("0", call_of(effect, names, key=key))]
 
 
-def call_of(effect: Effect, names: Mapping[str, Any]) -> Call:
+def call_of(effect: Effect, names: Mapping[str, Any], *, key: str) -> Call:
     assert effect.path is not None
     return freeze(
         method=effect.method,
         path=effect.path.text(names),
         headers={name: value.text(names) for name, value in effect.headers.items()},
-        json=None if effect.json is None else effect.json.value(names),
-        has_json=effect.json is not None,
+        content=Content(
+            json=None if effect.json is None else effect.json.value(names),
+            has_json=effect.json is not None,
+            form=None if effect.form is None else effect.form.value(names),
+            query=None if effect.query is None else effect.query.value(names),
+        ),
+        keyed=effect.destination.keyed(key),
     )
 
 
@@ -170,15 +176,20 @@ class Target:
     ordered: bool
     hold_after_dead: bool
     idempotent: bool
-    key_header: str | None
+    key_header: str | None  #: None: the key goes into the body, or into a mail
     key_max_length: int
     key_format: Literal["text", "uuid"]
+    key_field: str | None = None  #: of the body
+    lists: Lists = "indexed"
     mail: Sender | None = None  #: a mail server, and what is said of every mail to it
 
     def outgoing(self, key: str, *, part: str = "0", repetition: int = 0) -> str:
         return outgoing_key(
             key, self.key_max_length, self.key_format, part=part, repetition=repetition
         )
+
+    def keyed(self, outgoing: str) -> Keyed:
+        return Keyed(key=outgoing, field=self.key_field, lists=self.lists)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +205,8 @@ class Effect:
     path: PathTemplate | None = None  #: None: it asks for mails
     headers: Mapping[str, Template] = field(default_factory=dict)
     json: JsonTemplate | None = None
+    form: JsonTemplate | None = None
+    query: JsonTemplate | None = None
     mail: MailTemplate | None = None
     delivered: ApplyStep | None = None  #: keeps what was answered
     key: Template | None  #: None: the usual key

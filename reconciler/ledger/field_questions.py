@@ -74,6 +74,10 @@ def read_by_effect(effect: Effect) -> Iterator[Reading]:
         yield f"{key}.{dotted(('headers', name))}", value.paths
     if effect.json is not None:
         yield f"{key}.json", effect.json.paths
+    if effect.form is not None:
+        yield f"{key}.form", effect.form.paths
+    if effect.query is not None:
+        yield f"{key}.query", effect.query.paths
     if effect.key is not None:
         yield f"{key}.idempotency_key", effect.key.paths
     if effect.lane is not None:

@@ -152,6 +152,8 @@ class Send(Protocol):
         destination: str,
         request: str,
         json: object,
+        form: Mapping[str, object] | None,
+        query: Mapping[str, object] | None,
         effect: str,
         headers: Mapping[str, str],
         key: str | None,
@@ -193,6 +195,8 @@ class Transaction:
         *,
         effect: str,
         json: object = None,
+        form: Mapping[str, object] | None = None,
+        query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
         idempotent: bool | None = None,
@@ -203,14 +207,17 @@ class Transaction:
 
         *request* is `METHOD /path`; *effect* names the call, once per event. Without *key* the
         idempotency key is `event_id:effect` for a fact and `sender:kind:key:version:effect` for
-        a change. Numbers in *json* are int or Decimal. Calls of one *lane* are made one after the
-        other, whatever they are about.
+        a change. The body is *json* or *form* (nested as `a[b]`), *query* goes behind the path;
+        numbers in them are int or Decimal. Calls of one *lane* are made one after the other,
+        whatever they are about.
         """
         self._require_open()
         self._send(
             destination=destination,
             request=request,
             json=json,
+            form=form,
+            query=query,
             effect=effect,
             headers=headers or {},
             key=key,

@@ -14,7 +14,6 @@ from reconciler.ledger.compiling import (
     compile_apply,
     compile_effects,
     compile_handlers,
-    targets_of,
 )
 from reconciler.ledger.effects import Effect, Target
 from reconciler.ledger.event import Event
@@ -27,6 +26,7 @@ from reconciler.ledger.kinds import KindRules, kind_rules
 from reconciler.ledger.lane_questions import lane_questions
 from reconciler.ledger.projection import KindReader
 from reconciler.ledger.questions import questions
+from reconciler.ledger.targets import targets_of
 from reconciler.ledger.triggers import OURSELVES
 from reconciler.ledger.user_sql import ApplyStep
 from reconciler.settings.models import Settings

@@ -15,6 +15,7 @@ from reconciler.exact_json import require_json
 from reconciler.ledger.calls import (
     NAME,
     CallError,
+    Content,
     check_header_name,
     check_lane,
     freeze,
@@ -64,6 +65,8 @@ class Sending:
         destination: str,
         request: str,
         json: object,
+        form: Mapping[str, object] | None,
+        query: Mapping[str, object] | None,
         effect: str,
         headers: Mapping[str, str],
         key: str | None,
@@ -77,17 +80,23 @@ class Sending:
         for name in headers:
             check_header_name(name, key_header=target.key_header)
         method, path = split_request(request)
-        call = freeze(
-            method=method,
-            path=path,
-            headers=headers,
-            json=require_json(json),
-            has_json=json is not None,
-        )
         event = self.cause.event
         said = self.usual(effect) if key is None else key
         if not said.strip():
             raise CallError("the idempotency key is empty")
+        outgoing = target.outgoing(said)
+        call = freeze(
+            method=method,
+            path=path,
+            headers=headers,
+            content=Content(
+                json=require_json(json),
+                has_json=json is not None,
+                form=require_json(form),
+                query=require_json(query),
+            ),
+            keyed=target.keyed(outgoing),
+        )
         self.entries.append(
             NewEntry(
                 sender=event.sender,
@@ -101,7 +110,7 @@ class Sending:
                 lane=None if lane is None else check_lane(lane),
                 hold_after_dead=None if lane is None else target.hold_after_dead,
                 destination=target.name,
-                idempotency_key=target.outgoing(said),
+                idempotency_key=outgoing,
                 # what else a key of the handler's own stands for is not ours to see
                 lasting=key is not None and event.event_id not in SEPARATORS.split(key),
                 idempotent=target.idempotent if idempotent is None else idempotent,

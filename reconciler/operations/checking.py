@@ -1,6 +1,5 @@
 """`check`: everything that `serve` would build, and what it would reach."""
 
-import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
@@ -8,7 +7,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from outbox.destinations.connecting import allowed_addresses
+from outbox.egress import BlockedError
 from reconciler import database
+from reconciler.egress import egress_of, listeners_of
 from reconciler.errors import ConfigError, Problem, ReconcilerError
 from reconciler.ledger import user_sql
 from reconciler.operations.assembly import Assembly, assemble
@@ -64,13 +66,16 @@ async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
             lines.append(f"{key}: {items} items on the first page")
         except ReconcilerError as error:
             problems += assembly.loaded.place([Problem(key=key, message=str(error))])
+    listeners = listeners_of(assembly.loaded.settings)
     for name, destination in assembly.loaded.settings.destinations.items():
         key, host, port = place_of(destination)
+        egress = egress_of(destination.allow_private, listeners)
         try:
-            await asyncio.get_running_loop().getaddrinfo(host, port)
+            await allowed_addresses(host or "", port, egress)
             lines.append(f"destinations.{name}: {host} has an address")
-        except OSError as error:
-            problem = Problem(key=f"destinations.{name}.{key}", message=f"{host}: {error.strerror}")
+        except (OSError, BlockedError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            problem = Problem(key=f"destinations.{name}.{key}", message=f"{host}: {reason}")
             problems += assembly.loaded.place([problem])
     return lines, problems
 

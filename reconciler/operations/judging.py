@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from outbox.verdict import Marker, Naming
 from reconciler.exact_json import Json
 from reconciler.expressions import CaseInsensitive, Expression
 
@@ -13,9 +14,24 @@ class Judging:
         self.expression = expression
 
     def __call__(self, status: int, headers: Mapping[str, str], body: Json) -> bool:
-        context: dict[str, Json] = {
-            "status": status,
-            "headers": CaseInsensitive(headers),
-            "body": body,
-        }
-        return self.expression.truth(context)
+        return self.expression.truth(_names(status, headers, body))
+
+
+def marking(expression: Expression) -> Marker:
+    """An expression over status and headers alone."""
+    judge = Judging(expression)
+    return lambda status, headers: judge(status, headers, None)
+
+
+def naming(expression: Expression) -> Naming:
+    """An expression that comes to a text, or to null where the answer has none."""
+
+    def name(status: int, headers: Mapping[str, str], body: Json) -> str | None:
+        context = _names(status, headers, body)
+        return None if expression.value(context) is None else expression.text(context)
+
+    return name
+
+
+def _names(status: int, headers: Mapping[str, str], body: Json) -> dict[str, Json]:
+    return {"status": status, "headers": CaseInsensitive(headers), "body": body}

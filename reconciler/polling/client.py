@@ -15,6 +15,9 @@ import structlog
 import tenacity
 from tenacity.stop import stop_base
 
+from outbox.destinations.connecting import GuardedTransport
+from outbox.egress import BlockedError, Listener
+from reconciler.egress import egress_of
 from reconciler.polling.addresses import same_origin
 from reconciler.polling.errors import AwayError, PageBrokenError, RefusedError
 from reconciler.polling.rate import Rate, parse_rate
@@ -69,10 +72,18 @@ class Api:
     """
 
     def __init__(
-        self, settings: ApiSettings, *, headers: Mapping[str, str], outside: Outside | None = None
+        self,
+        settings: ApiSettings,
+        *,
+        headers: Mapping[str, str],
+        proxy: str | None = None,
+        listeners: tuple[Listener, ...] = (),
+        outside: Outside | None = None,
     ) -> None:
         self._settings = settings
         self._headers = {"Accept": "application/json", "Accept-Encoding": "gzip", **headers}
+        self._proxy = proxy
+        self._egress = egress_of(settings.allow_private, listeners)
         self._outside = outside or Outside()
         self._client: httpx.AsyncClient | None = None
         self._rate: Rate | None = None
@@ -151,6 +162,8 @@ class Api:
         except httpx.PoolTimeout as error:  # slots leak where calls are cancelled: start afresh
             await self.aclose()
             raise _TryAgainError("no connection was free") from error
+        except BlockedError as error:  # until somebody changes the configuration, or the DNS
+            raise AwayError(f"not asked: {error}") from error
         except httpx.TransportError as error:
             raise _TryAgainError(f"no answer: {type(error).__name__}") from error
         if response.status == 429 or response.status >= 500:
@@ -163,12 +176,22 @@ class Api:
             )
         return response
 
+    def _transport(self) -> httpx.AsyncBaseTransport:
+        """Connections that only lead where the guard lets them."""
+        return GuardedTransport(
+            self._egress,
+            tls=httpx.create_ssl_context(
+                verify=self._settings.base_url.startswith("https:"), trust_env=False
+            ),
+            proxy=self._proxy,
+            limits=httpx.Limits(max_connections=CONNECTIONS),
+        )
+
     async def _send(self, url: httpx.URL, query: Mapping[str, str] | None) -> Response:
         if self._client is None:
             self._client = httpx.AsyncClient(
-                transport=self._outside.transport,
+                transport=self._outside.transport or self._transport(),
                 timeout=self._settings.timeout.total_seconds(),
-                limits=httpx.Limits(max_connections=CONNECTIONS),
                 trust_env=False,
                 follow_redirects=False,
                 http2=False,
@@ -194,13 +217,15 @@ def compile_api(
     settings: ApiSettings,
     secrets: Secrets,
     *,
+    listeners: tuple[Listener, ...] = (),
     outside: Outside | None = None,
 ) -> Api:
     """Build the client that the configuration describes; secrets live in its headers only."""
     headers = {name: secrets.header(value) for name, value in settings.headers.items()}
     if settings.bearer is not None:
         headers["Authorization"] = f"Bearer {secrets.resolve(settings.bearer)}"
-    return Api(settings, headers=headers, outside=outside)
+    proxy = secrets.header(settings.proxy) if settings.proxy else None
+    return Api(settings, headers=headers, proxy=proxy, listeners=listeners, outside=outside)
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from reconciler.egress import listeners_of
 from reconciler.errors import ConfigError, Problem, UsageError
 from reconciler.ledger.kinds import KindRules
 from reconciler.ledger.rules import Rules
@@ -73,8 +74,9 @@ def compile_apis(
     settings: Settings, secrets: Secrets, *, outside: Outside | None = None
 ) -> dict[str, Api]:
     """Build the client of each sender that has an API; scans and reads share it."""
+    listeners = listeners_of(settings)
     return {
-        name: compile_api(sender.api, secrets, outside=outside)
+        name: compile_api(sender.api, secrets, listeners=listeners, outside=outside)
         for name, sender in settings.senders.items()
         if sender.api is not None
     }

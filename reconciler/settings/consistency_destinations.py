@@ -24,9 +24,12 @@ CREDENTIALS = re.compile(
     r"(proxy-)?authorization|cookie|(.*-)?(api-?key|access-key|secret|password|auth-token)",
     re.IGNORECASE,
 )
+SECRET_PARAMETERS = re.compile(
+    r"(.*[_.-])?(api[_-]?key|key|token|secret|password|access[_-]token|sig(nature)?)", re.IGNORECASE
+)
 #: what an effect can say at destinations of one kind only, and which
 OF_ONE_KIND = {
-    **dict.fromkeys(("request", "json_", "look_up"), "http"),
+    **dict.fromkeys(("request", "json_", "form", "query", "look_up"), "http"),
     **dict.fromkeys(
         ("to", "cc", "bcc", "from_", "reply_to", "subject", "text", "html"),
         "smtp",
@@ -64,6 +67,22 @@ def _destination(path: KeyPath, destination: AnyDestination) -> Iterator[Finding
 def _http(path: KeyPath, destination: HttpDestinationSettings) -> Iterator[Finding]:
     yield from check_caller(path, destination)
     yield from _looks_up(path, destination.on_uncertain, destination.look_up)
+    if destination.basic is not None:
+        others = {"bearer"} if destination.bearer else set()
+        others |= {name for name in destination.headers if name.lower() == "authorization"}
+        for other in sorted(others):
+            yield Finding(
+                path=(*path, "basic"), message=f"{other} says who calls already: keep one of them"
+            )
+        if not is_reference(destination.basic.user) and ":" in destination.basic.user:
+            yield Finding(path=(*path, "basic", "user"), message="a user has no colon (RFC 7617)")
+    for name, value in destination.query.items():
+        if SECRET_PARAMETERS.fullmatch(name) and not is_reference(value):
+            yield Finding(
+                path=(*path, "query", name),
+                message="a secret does not belong here: write a reference,"
+                ' "env:NAME", "file:/path" or "credential:name"',
+            )
     if destination.key_header.lower() in {name.lower() for name in destination.headers}:
         yield Finding(
             path=(*path, "headers"), message="the key_header carries the idempotency key: remove it"

@@ -17,6 +17,7 @@ from reconciler.settings.values import (
     JsonValue,
     Moment,
     Name,
+    Proxy,
     SecretRef,
     Section,
     Size,
@@ -42,6 +43,9 @@ Addresses = Annotated[
     BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
     Spelled("template, or a list of them"),
 ]
+FIELD = r"[A-Za-z_][\w-]{0,62}(\.[A-Za-z_][\w-]{0,62})*"
+FIELD_SENTENCE = 'not a field: names with dots, like "idempotency_key" or "variables.key"'
+KeyField = Annotated[str, matching(FIELD, FIELD_SENTENCE), Spelled("field")]
 Key = Annotated[str, AfterValidator(not_blank), Spelled("template")]
 
 
@@ -73,7 +77,7 @@ class DestinationSettings(Section):
     """How long the destination remembers a key."""
     key_margin: Duration | None = None
     """How long before that we stop repeating; absent: the relay's lease plus `timeout`."""
-    key_max_length: Int = Field(default=255, ge=40, le=255)
+    key_max_length: Int = Field(default=255, ge=25, le=255)
     """Longer keys are sent as a hash."""
     key_format: Literal["text", "uuid"] = "text"
     """`uuid`: the key goes out as a UUIDv5 of itself."""
@@ -92,7 +96,14 @@ class DestinationSettings(Section):
     on_uncertain: OnUncertain = "hold"
     """What becomes of an unknown outcome: `hold` for a person, `look_up`, or `retry` blindly."""
     allow_private: tuple[str, ...] = ()
-    """Private address ranges that may be reached; checked, and not enforced yet."""
+    """Address ranges that may be reached though they are not public; loopback is private."""
+
+
+class BasicSettings(Section):
+    user: HeaderValue
+    """The user, or a secret reference to it; some providers put their key here."""
+    password: SecretRef | Literal[""] = ""
+    """The password, by reference; empty where the provider wants none."""
 
 
 class LookUpSettings(Section):
@@ -123,18 +134,40 @@ class HttpDestinationSettings(DestinationSettings):
     """Where it is."""
     bearer: SecretRef | None = None
     """The bearer token, by reference; added at send time, never stored."""
+    basic: BasicSettings | None = None
+    """User and password, for HTTP Basic authentication."""
     headers: dict[HeaderName, HeaderValue] = {}
     """Static headers; a value may be a secret reference."""
+    query: dict[Filled, HeaderValue] = {}
+    """Query parameters of every call; a value may be a secret reference. Never stored."""
+    proxy: Proxy | None = None
+    """The HTTP proxy to go through, or a reference to it; none comes from the environment."""
     key_header: HeaderName = "Idempotency-Key"
     """The header that carries the idempotency key."""
-    conflict: Literal["in_progress", "dead"] = "in_progress"
-    """What 409 means."""
+    key_field: KeyField | None = None
+    """The field of the body that carries it instead; inside of others with dots."""
+    form_lists: Literal["indexed", "brackets", "repeated"] = "indexed"
+    """How lists go into a form or a query: `a[0]=x`, `a[]=x`, or `a=x` once an item."""
+    conflict: Literal["in_progress", "done", "dead"] = "in_progress"
+    """What 409 means; `done`: an earlier attempt under this key has taken effect."""
     not_done: tuple[Status, ...] = ()
     """Statuses that certainly had no effect."""
     success_when: Expr | None = None
     """What success is, over `status`, `headers`, `body`; absent: 2xx."""
     retry_when: Expr | None = None
     """Which failures inside a 2xx are tried again."""
+    done_when: Expr | None = None
+    """Which answers say that an earlier attempt has taken effect; absent: as `conflict` says."""
+    done_id: Expr | None = None
+    """What such an answer calls what is there; kept with the attempt."""
+    not_done_when: Expr | None = None
+    """Which answers certainly had no effect, whatever their status: tried again."""
+    unclear_when: Expr | None = None
+    """Which answers leave it open, or say that an earlier attempt is still under way."""
+    mismatch_when: Expr | None = None
+    """Which answers say that the key was used for another request: never repeated."""
+    replayed_when: Expr | None = None
+    """How an answer is marked that an earlier attempt got, over `status` and `headers`."""
     retry_after_max: Duration = timedelta(hours=1)
     """The longest Retry-After that is respected."""
     look_up: LookUpSettings | None = None
@@ -219,6 +252,10 @@ class EffectSettings(Section):
     """Method and path, like `POST /v1/charges`; needed where the destination is `http`."""
     json_: JsonValue = Field(default=None, alias="json")
     """The JSON body; a value that is exactly one {{ expression }} keeps its type."""
+    form: dict[Filled, JsonValue] | None = None
+    """The form body, instead of `json`: tables and lists go into brackets, `a[b]=c`."""
+    query: dict[Filled, JsonValue] | None = None
+    """The query of this call, frozen with it."""
     headers: dict[HeaderName, Text] = {}
     """Headers of this call, or of this mail, frozen with it."""
     to: Addresses = ()

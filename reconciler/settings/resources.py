@@ -15,6 +15,7 @@ from reconciler.settings.values import (
     HeaderValue,
     Int,
     Moment,
+    Proxy,
     SecretRef,
     Section,
     Size,
@@ -97,8 +98,10 @@ class ApiSettings(Section):
     """How long one request may take in all."""
     max_response: Size = 32 * 1024**2
     """How large an answer may be, inflated."""
+    proxy: Proxy | None = None
+    """The HTTP proxy to go through, or a reference to it; none comes from the environment."""
     allow_private: tuple[str, ...] = ()
-    """Private address ranges that may be reached; checked, and not enforced yet."""
+    """Address ranges that may be reached though they are not public; loopback is private."""
 
 
 class PaginationSettings(Section):

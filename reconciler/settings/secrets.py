@@ -12,7 +12,7 @@ from reconciler.settings.models import (
     SmtpDestinationSettings,
 )
 from reconciler.settings.positions import KeyPath
-from reconciler.settings.values import is_reference
+from reconciler.settings.values import is_reference, proxy_address
 
 LARGEST = 64 * 1024
 TOKEN_LENGTH = 32
@@ -53,17 +53,19 @@ def references(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             if caller.password:
                 yield (*path, "password"), caller.password
         elif caller:
-            yield from _of_a_client(path, caller)
+            yield from (((*path, *key), value) for key, value in _of_a_client(caller))
 
 
-def _of_a_client(
-    path: KeyPath, caller: ApiSettings | HttpDestinationSettings
-) -> Iterator[tuple[KeyPath, str]]:
-    if caller.bearer:
-        yield (*path, "bearer"), caller.bearer
-    for header, value in caller.headers.items():
-        if is_reference(value):
-            yield (*path, "headers", header), value
+def _of_a_client(caller: ApiSettings | HttpDestinationSettings) -> Iterator[tuple[KeyPath, str]]:
+    said: list[tuple[KeyPath, str | None]] = [
+        (("bearer",), caller.bearer),
+        (("proxy",), caller.proxy),
+        *((("headers", header), value) for header, value in caller.headers.items()),
+    ]
+    if isinstance(caller, HttpDestinationSettings):
+        said += [(("query", name), value) for name, value in caller.query.items()]
+        said += [(("basic", key), value) for key, value in caller.basic or ()]
+    yield from ((key, value) for key, value in said if value and is_reference(value))
 
 
 def named_variables(tree: object) -> frozenset[str]:
@@ -145,6 +147,11 @@ def check_use(path: KeyPath, value: str) -> None:
             if len(value) < TOKEN_LENGTH:
                 raise ValueError(f"too short: an admin token has {TOKEN_LENGTH} characters or more")
             _check_header(value)
+        case (*_, "proxy"):
+            proxy_address(f"http://{value.rpartition('@')[2]}" if "@" in value else value)
+        case (*_, "query", _) | (*_, "basic", _):
+            if re.search(r"[\x00-\x1f\x7f]", value):
+                raise ValueError("holds a control character, which cannot be sent")
         case ("database", "password"):
             if "\0" in value:
                 raise ValueError("a password cannot contain NUL")

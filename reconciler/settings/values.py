@@ -143,6 +143,18 @@ def header_value(value: str) -> str:
     return value
 
 
+def proxy_address(value: str) -> str:
+    """Take the address of a proxy, or a reference to one that holds credentials."""
+    if is_reference(value):
+        return secret_reference(value)
+    if not re.fullmatch(r"https?://[^/@\s?#]+/?", value):
+        raise ValueError(
+            'not a proxy: write it like "http://proxy.example:3128"; one with credentials is a'
+            f" reference, {REFERENCES}"
+        )
+    return value
+
+
 def not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("empty: leave the key out, or say something")
@@ -197,6 +209,7 @@ Int = Annotated[int, BeforeValidator(whole_number), Spelled("number")]
 Bool = Annotated[bool, BeforeValidator(true_or_false), Spelled("boolean")]
 SecretRef = Annotated[str, AfterValidator(secret_reference), Spelled("secret reference")]
 HeaderName = Annotated[str, matching(HEADER, HEADER_SENTENCE), Spelled("header name")]
+Proxy = Annotated[str, AfterValidator(proxy_address), Spelled("URL or secret reference")]
 HeaderValue = Annotated[str, AfterValidator(header_value), Spelled("text or secret reference")]
 Expr = Annotated[str, AfterValidator(not_blank), Spelled("expression")]
 Whole = Annotated[str, Spelled("expression")]  #: "" is all of it

@@ -12,6 +12,7 @@ from outbox.destinations import Request
 from outbox.destinations.http import BODY_LIMIT, JUDGED_BODY_LIMIT, HttpDestination
 from outbox.verdict import Answer, Failure, Sent
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
+from tests.outbox.world import HERE
 
 pytestmark = pytest.mark.anyio
 
@@ -273,7 +274,7 @@ async def test_spaces_around_a_header_value_are_not_part_of_it(pretend, world):
 
 
 async def test_closing_lets_go_of_what_was_kept(pretend):
-    channel = HttpDestination(base_url=pretend.url, key_header=None, concurrency=1)
+    channel = HttpDestination(base_url=pretend.url, key_header=None, concurrency=1, egress=HERE)
     await channel.send(a_request(), timeout=SOON)
     assert "idempotency-key" not in pretend.calls[0].headers
     await channel.close()

@@ -14,12 +14,15 @@ from outbox import relay
 from outbox.backoff import Backoff
 from outbox.destinations import Channel, Destination
 from outbox.destinations.http import HttpDestination
+from outbox.egress import Egress, read_networks
 from outbox.enqueue import enqueue
 from outbox.entry import Enqueued, NewEntry
 from outbox.store import outbox, outbox_attempts
 from outbox.verdict import AnswerRules
 from tests.outbox.pretend import Pretend
 
+#: pretend destinations live on loopback, which nobody may reach unless that is said
+HERE = Egress(allowed=read_networks(["127.0.0.0/8", "::1/128"]))
 RULES = AnswerRules(
     conflict="in_progress", not_done=frozenset(), retry_after_max=timedelta(hours=1)
 )
@@ -74,7 +77,7 @@ class World:
             base_url=url or self.pretend.url,
             key_header="Idempotency-Key",
             concurrency=8,
-            **changes,
+            **{"egress": HERE, **changes},
         )
         self.channels.append(channel)
         return channel

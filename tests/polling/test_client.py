@@ -28,9 +28,12 @@ class Sleeper:
         self.slept.append(seconds)
 
 
+HERE = {"allow_private": ("127.0.0.0/8",)}
+
+
 def api_at(url, *, sleeper=None, headers=None, **settings):
     outside = Outside(sleep=sleeper or Sleeper(), draw=lambda: 0.5, wall_clock=lambda: NOW)
-    return Api(ApiSettings(base_url=url, **settings), headers=headers or {}, outside=outside)
+    return Api(ApiSettings(base_url=url, **HERE | settings), headers=headers or {}, outside=outside)
 
 
 def answering(*replies):
@@ -49,6 +52,7 @@ async def test_an_answer_comes_whole_and_credentials_go_along():
     async with serving(answering(Reply(json={"data": []}))) as sender:
         settings = ApiSettings(
             base_url=f"{sender.url}/api/",
+            **HERE,
             bearer="env:TOKEN",
             headers={"X-Tenant": "env:TENANT", "X-Version": "2026-01"},
         )
@@ -239,7 +243,7 @@ async def test_cancelling_ends_the_waiting():
 
     async with serving(answering(Reply(status=503))) as sender:
         outside = Outside(sleep=sleep)
-        settings = ApiSettings(base_url=sender.url)
+        settings = ApiSettings(base_url=sender.url, **HERE)
         async with Api(settings, headers={}, outside=outside) as api, asyncio.TaskGroup() as calls:
             call = calls.create_task(api.fetch("/"))
             await waiting.wait()
@@ -255,9 +259,21 @@ async def test_the_rate_is_shared():
     async with serving(answering(Reply(json=[]))) as sender:
         clock = iter(range(10_000)).__next__
         outside = Outside(sleep=sleeper, clock=lambda: clock() / 100)
-        settings = ApiSettings(base_url=sender.url, rate="5/s")
+        settings = ApiSettings(base_url=sender.url, rate="5/s", **HERE)
         async with Api(settings, headers={}, outside=outside) as api, asyncio.TaskGroup() as calls:
             for _ in range(6):
                 calls.create_task(api.fetch("/"))
 
     assert sleeper.slept
+
+
+async def test_a_sender_on_a_private_address_is_not_asked_unless_that_is_said():
+    """The same guard as for destinations: the socket is there, and nobody knocks."""
+    async with (
+        serving(answering(Reply(json=[]))) as sender,
+        api_at(sender.url, allow_private=()) as api,
+    ):
+        with pytest.raises(AwayError, match=r"loopback.*allow_private"):
+            await api.fetch("/")
+
+    assert [] == sender.requests
