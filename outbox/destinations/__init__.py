@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 from outbox.looking_up import LookUp
 from outbox.verdict import Answer, AnswerRules, Failure, Reply
 
+CLOSING_LIMIT = 1.0  # seconds for an orderly end of a connection, where there is one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

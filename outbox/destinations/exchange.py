@@ -1,41 +1,29 @@
 """
 One HTTP/1.1 exchange over a connection of our own: what was written, and what was read of it.
 
-The parser is llhttp (httptools); connections are asyncio's. No client library lies between: none
-that is fast says for certain whether anything was sent, repeats nothing by itself, and sends the
-very bytes that were frozen. docs/dependencies.md has what was measured.
+The parser is llhttp (httptools); connections are asyncio's. Of the client libraries that are fast
+none says for certain whether anything was sent, repeats nothing by itself, and sends the very
+bytes that were frozen: `docs/dependencies.md` has what was measured.
 """
 
 import asyncio
+import select
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from socket import socket
-from typing import Any
 
 import httptools
 
-HEAD_LIMIT = 100 * 1024  # bytes of an answer before its body, 1xx answers among them
-PIECE = 64 * 1024  # bytes of a request that are written at once
-
-Headers = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
-    """A request as it is written, to the byte."""
-
-    head: bytes  #: request line and headers, with the empty line
-    body: bytes
-    body_limit: int  #: bytes of the answer's body that are read
+HEAD_LIMIT = 100 * 1024  # bytes of an answer before its body, announcements (1xx) among them
 
 
 async def opened(its_socket: socket, *, tls: ssl.SSLContext | None, host: str) -> "Connection":
     """
     A connection over *its_socket*, which is connected; with *tls*, to who proves to be *host*.
 
-    Takes the socket over: it is closed if this raises, as it does with OSError (ssl.SSLError
-    among them) where the handshake fails. Nothing of any request has been sent by then.
+    Takes the socket over, and closes it where this raises: OSError (ssl.SSLError is one) where
+    the handshake fails. Nothing of any request has been sent by then.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -51,65 +39,95 @@ async def opened(its_socket: socket, *, tls: ssl.SSLContext | None, host: str) -
     return connection
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A request as it is sent, to the byte; every part is fit for that."""
+
+    method: str
+    target: bytes
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def head(self) -> bytes:
+        lines = [f"{name}: {value}\r\n" for name, value in self.headers]
+        first = self.method.encode("ascii") + b" " + self.target + b" HTTP/1.1\r\n"
+        return first + "".join(lines).encode("latin-1") + b"\r\n"
+
+
+@dataclass(slots=True, kw_only=True)
+class Heard:
+    """What has been read of an answer so far."""
+
+    limit: int  #: bytes of its body that are wanted
+    status: int | None = None  #: once its head is whole
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytearray = field(default_factory=bytearray)
+    complete: bool = False  #: it came to its own end
+    error: str | None = None  #: what ended it, by its kind
+
+    def add(self, piece: bytes) -> bool:
+        """Take a piece of the body; whether there is room for more."""
+        self.body += piece[: self.limit + 1 - len(self.body)]
+        return len(self.body) <= self.limit
+
+
 class Connection(asyncio.Protocol):
     """A connection on which requests go out one after the other, never two at once."""
 
     def __init__(self) -> None:
-        self.began = False  #: whether any byte of the current request may have been written
         self._transport: asyncio.Transport | None = None
-        self._exchange: _Exchange | None = None
+        self._reading: _Reading | None = None
         self._spoilt = False
         self._idle_since = 0.0
 
     async def exchange(
-        self, outgoing: Outgoing, *, point: Callable[[str], None], points: tuple[str, str]
-    ) -> "_Exchange":
+        self,
+        outgoing: Outgoing,
+        heard: Heard,
+        *,
+        half_sent: Callable[[], None],
+        sent: Callable[[], None],
+    ) -> None:
         """
-        Write *outgoing* and read until its answer is over, broken off, or larger than is read.
+        Write *outgoing* and read what is *heard*, until that is over, broken off or too much.
 
-        Never raises for what the other side does. Cancelled, what was read so far is still in
-        `current`. *point* is told the first of *points* before the body is written, and the
-        second when all is.
+        Never raises for what the other side does. *half_sent* is called before the body is
+        written, *sent* when all is.
         """
         assert self._transport is not None
         loop = asyncio.get_running_loop()
-        self._exchange = current = _Exchange(ended=loop.create_future(), limit=outgoing.body_limit)
-        self.began = True
+        self._reading = reading = _Reading(heard, ended=loop.create_future())
+        if self._transport.is_closing():
+            reading.over()
+        self._transport.write(outgoing.head())
+        half_sent()
         if outgoing.body:
-            self._transport.write(outgoing.head)
-            point(points[0])
             self._transport.write(outgoing.body)
-        else:
-            self._transport.write(outgoing.head)
-            point(points[0])
-        point(points[1])
-        await current.ended
+        sent()
+        await reading.ended
         self._idle_since = loop.time()
-        return current
-
-    @property
-    def current(self) -> "_Exchange | None":
-        """The exchange that was begun last."""
-        return self._exchange
 
     def may_be_kept(self) -> bool:
         """Whether another request may follow on this connection."""
-        current = self._exchange
-        return (
-            not self._spoilt
-            and not self._is_closing()
-            and (current is None or (current.complete and current.keeps_alive))
-        )
+        over = self._reading is None or (self._reading.ended.done() and self._reading.keeps_alive)
+        return over and not self._spoilt and not self._is_closing()
 
     def is_fresh(self, *, idle_limit: float) -> bool:
-        """Whether it can be used again now: nothing has come, and it was not idle for long."""
+        """Whether it can be used now: it is as it was left, and that is not long ago."""
         idle = asyncio.get_running_loop().time() - self._idle_since
-        return self.may_be_kept() and idle < idle_limit
+        return self.may_be_kept() and idle < idle_limit and not self._has_news()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go of it at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def _has_news(self) -> bool:
+        """Whether something came that the loop has not got round to: its end, most likely."""
+        assert self._transport is not None
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _is_closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
@@ -119,52 +137,46 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        current = self._exchange
-        if current is None or current.ended.done():
-            self._spoilt = True  # nobody has asked: whoever speaks now would answer the next
-            self.close()
-            return
-        current.feed(data)
-        if current.ended.done() and current.spoilt:
-            self._spoilt = True
-            self.close()
+        reading = self._reading
+        if reading is not None and not reading.ended.done():
+            reading.feed(data)
+            if not reading.spoilt:
+                return
+        # Who speaks unasked would answer the next request; and nobody wants the rest of a flood.
+        self._spoilt = True
+        if self._transport is not None:
+            self._transport.abort()
 
     def eof_received(self) -> bool:
-        if self._exchange is not None:
-            self._exchange.over()
+        if self._reading is not None:
+            self._reading.over()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._spoilt = True
-        if self._exchange is not None:
-            self._exchange.over(error=exc)
+        if self._reading is not None:
+            self._reading.over(error=exc)
 
 
-class _Exchange:
+class _Reading:
     """One answer as it is read; the callbacks are httptools'."""
 
-    def __init__(self, *, ended: asyncio.Future[None], limit: int) -> None:
+    def __init__(self, heard: Heard, *, ended: asyncio.Future[None]) -> None:
         self.ended = ended
-        self.status: int | None = None  #: of the final answer, once its head is whole
-        self.headers: Headers = ()
-        self.body = bytearray()
-        self.complete = False  #: the answer has come to its end
         self.keeps_alive = False
-        self.spoilt = False  #: more came than the answer, or what cannot be understood
-        self.error: str | None = None  #: what was wrong, by its kind
-        self._limit = limit
+        self.spoilt = False  #: more came than the answer, too much, or what makes no sense
+        self._heard = heard
         self._head_size = 0
         self._fields: list[tuple[bytes, bytes]] = []
-        self._in_head = True
         self._parser = httptools.HttpResponseParser(self)
-        # What is told is worth more than how well: the connection is not used again for it.
+        # As tolerant as other clients: that it was done should not be overlooked for a line end.
         self._parser.set_dangerous_leniencies(
             lenient_chunked_length=True, lenient_optional_cr_before_lf=True
         )
 
     def feed(self, data: bytes) -> None:
         """Read on; `ended` is done when nothing more is wanted."""
-        if self._in_head:
+        if self._heard.status is None:
             self._head_size += len(data)
         try:
             self._parser.feed_data(data)
@@ -172,57 +184,57 @@ class _Exchange:
             self._spoil("Upgraded")
         except httptools.HttpParserError as error:
             self._spoil(type(error).__name__)
-        if self._in_head and self._head_size > HEAD_LIMIT:
+        if self._heard.status is None and self._head_size > HEAD_LIMIT:
             self._spoil("HeadTooLarge")
 
     def over(self, *, error: Exception | None = None) -> None:
         """The other side says no more."""
         if self.ended.done():
             return
-        if self.status is not None and not self._is_delimited() and error is None:
-            self.complete = True  # such a body ends with its connection (RFC 9112, 6.3)
-        elif self.error is None:
-            self.error = type(error).__name__ if error is not None else "Closed"
+        heard = self._heard
+        if heard.status is not None and error is None and not self._is_delimited():
+            heard.complete = True  # such a body ends with its connection (RFC 9112, 6.3)
+        else:
+            heard.error = "Closed" if error is None else type(error).__name__
         self._end()
 
+    def on_message_begin(self) -> None:
+        if self._heard.complete:
+            self.spoilt = True  # one answer too many
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else a trailer, which nobody looks at
+        if self._heard.status is None:  # else a trailer, which nobody looks at
             self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if 100 <= status < 200 and status != 101:
-            self._fields.clear()  # only an announcement (RFC 9110, 15.2)
+            self._fields.clear()  # an announcement, no answer (RFC 9110, 15.2)
             return
-        self._in_head = False
-        self.headers = tuple((_text(name).lower(), _text(value)) for name, value in self._fields)
-        self.status = status
+        if self._heard.status is None:
+            fields = self._fields
+            self._heard.headers = tuple((_text(one).lower(), _text(value)) for one, value in fields)
+            self._heard.status = status
 
     def on_body(self, body: bytes) -> None:
-        self.body += body[: self._limit + 1 - len(self.body)]
-        if len(self.body) > self._limit:
+        if not self._heard.complete and not self._heard.add(body):
             self._spoil("BodyTooLarge")
 
-    def on_message_begin(self) -> None:
-        if self.complete:
-            self.spoilt = True  # one answer too many
-
     def on_message_complete(self) -> None:
-        if self.status is None or self.complete:
+        if self._heard.status is None or self.ended.done():
             return
-        self.complete = True
-        names = [name for name, _ in self.headers]
-        doubtful = "transfer-encoding" in names and "content-length" in names
-        self.keeps_alive = self._parser.should_keep_alive() and not doubtful
+        self._heard.complete = True
+        framings = {name for name, _ in self._heard.headers if name in _FRAMING}
+        self.keeps_alive = self._parser.should_keep_alive() and len(framings) < len(_FRAMING)
         self._end()
 
     def _is_delimited(self) -> bool:
-        return any(name in ("content-length", "transfer-encoding") for name, _ in self.headers)
+        return any(name in _FRAMING for name, _ in self._heard.headers)
 
     def _spoil(self, why: str) -> None:
         self.spoilt = True
-        if not self.complete:
-            self.error = self.error or why
+        if not self._heard.complete:
+            self._heard.error = why
         self._end()
 
     def _end(self) -> None:
@@ -230,15 +242,11 @@ class _Exchange:
             self.ended.set_result(None)
 
 
+_FRAMING = frozenset({"content-length", "transfer-encoding"})
+
+
 def _text(value: bytes) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         return value.decode("latin-1")
-
-
-def as_sent(method: str, target: bytes, headers: list[tuple[str, str]]) -> bytes:
-    """The head of a request. Every part has been found to be fit to be sent."""
-    lines: list[Any] = [method.encode("ascii") + b" " + target + b" HTTP/1.1"]
-    lines += [f"{name}: {value}".encode("latin-1") for name, value in headers]
-    return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -2,19 +2,22 @@
 
 import asyncio
 import re
+import socket
 import ssl
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from urllib.parse import quote, urlencode
 
 import httpx
 
 from outbox.destinations import Request
-from outbox.destinations.connecting import GuardedTransport
+from outbox.destinations.connecting import allowed_addresses
+from outbox.destinations.exchange import Connection, Heard, Outgoing, opened
+from outbox.destinations.proxied import NotSentError, ProxiedLine, proxied
 from outbox.egress import PUBLIC, BlockedError, Egress
 from outbox.entry import bounded
 from outbox.verdict import Answer, Failure, Sent
@@ -25,7 +28,6 @@ Secret = str | Callable[[], str]
 BODY_LIMIT = 64 * 1024  # bytes of an answer that are read where nobody looks into it
 JUDGED_BODY_LIMIT = 1024 * 1024  # bytes where success_when does
 IDLE_LIMIT = 4.0  # seconds; servers close idle connections from 5 s on, and a race costs an answer
-CLOSING_LIMIT = 1.0  # seconds
 
 WITHIN = ("relay-half-sent", "relay-sent")  # crash points inside a request
 
@@ -47,15 +49,6 @@ OURS = frozenset(
         "upgrade",
     }
 )
-NEVER_SENT = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.ProxyError,  # it opened no tunnel
-    httpx.UnsupportedProtocol,
-    httpx.LocalProtocolError,
-)
-
 _PATH = re.compile(r"/[!-~]*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -85,7 +78,8 @@ class HttpDestination:
     proxy: Secret | None = None
     tls: ssl.SSLContext | None = None
     point: Callable[[str], None] | None = None  #: told how far a call is; only for tests of crashes
-    _kept: list[httpx.AsyncHTTPTransport] = field(default_factory=list, init=False)
+    _kept: "list[Connection | ProxiedLine]" = field(default_factory=list, init=False)
+    _base: httpx.URL | None = field(default=None, init=False)
 
     async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
         """
@@ -94,57 +88,89 @@ class HttpDestination:
         A status that was read counts even if the body never ended. Reasons name what failed,
         never what was sent or received.
         """
-        call = _Call(limit=JUDGED_BODY_LIMIT if self.judges_bodies else BODY_LIMIT)
+        heard = Heard(limit=JUDGED_BODY_LIMIT if self.judges_bodies else BODY_LIMIT)
         try:
-            outgoing = self._build(request, timeout=timeout)
+            outgoing = self._build(request)
         except (ValueError, TypeError, httpx.InvalidURL) as error:
-            return Failure(
-                kind=Sent.NOT_SENT, reason=f"no request can be made: {type(error).__name__}"
-            )
+            return _unsendable(error)
 
-        reusable = request.idempotent
-        transport = self._kept.pop() if reusable and self._kept else self._connectable()
+        seconds, reusable = timeout.total_seconds(), request.idempotent
+        line = self._fresh() if reusable else None
         try:
-            async with asyncio.timeout(timeout.total_seconds()):
-                await call.make(transport, outgoing)
+            async with asyncio.timeout(seconds):
+                if line is None:
+                    line = await self._connected(seconds)
+                await line.exchange(
+                    outgoing, heard, half_sent=self._at(WITHIN[0]), sent=self._at(WITHIN[1])
+                )
         except TimeoutError:
-            return call.ended(f"no answer within {timeout.total_seconds():g} s")
+            late = f"no answer within {seconds:g} s"
+            return _not_sent("ConnectTimeout") if line is None else _ended(heard, late)
         except BlockedError as error:
             return Failure(kind=Sent.NOT_SENT, reason=f"not sent: {error}", blocked=True)
-        except NEVER_SENT as error:
-            return call.never_sent(error)
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            return call.ended(f"no answer: {type(error).__name__}")
+        except NotSentError as error:
+            return _not_sent(str(error))
+        except ValueError as error:
+            return _unsendable(error)
         else:
-            return call.ended("no answer")
+            return _ended(heard, f"no answer: {heard.error}")
         finally:
-            if reusable and call.complete and len(self._kept) < self.concurrency:
-                self._kept.append(transport)
-            else:
-                await _close(transport)
+            if line is not None:
+                if reusable and line.may_be_kept() and len(self._kept) < self.concurrency:
+                    self._kept.append(line)
+                else:
+                    await line.close()
 
     async def close(self) -> None:
         """Let go of every connection that was kept."""
         while self._kept:
-            await _close(self._kept.pop())
+            await self._kept.pop().close()
 
-    def _connectable(self) -> httpx.AsyncHTTPTransport:
+    def _fresh(self) -> "Connection | ProxiedLine | None":
+        """A kept connection that can be used; those that cannot are let go of."""
+        while self._kept:
+            line = self._kept.pop()
+            if line.is_fresh(idle_limit=IDLE_LIMIT):
+                return line
+        return None
+
+    async def _connected(self, seconds: float) -> "Connection | ProxiedLine":
+        """A new connection. Raises BlockedError, NotSentError; nothing has been sent by then."""
+        base = self._place()
+        encrypted = base.scheme == "https"
         if self.tls is None:
             # Reading the authorities takes a while: once, and only where they are needed.
-            encrypted = self.base_url.startswith("https:")
             self.tls = httpx.create_ssl_context(verify=encrypted)
-        return GuardedTransport(
-            self.egress,
-            tls=self.tls,
-            proxy=None if self.proxy is None else _secret(self.proxy),
-            limits=httpx.Limits(
-                max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_LIMIT
-            ),
-        )
+            self.tls.set_alpn_protocols(["http/1.1"])
+        if self.proxy is not None:
+            told = _secret(self.proxy)
+            return proxied(
+                base, told, egress=self.egress, tls=self.tls, seconds=seconds, idle=IDLE_LIMIT
+            )
+        host = base.raw_host.decode("ascii")
+        port = base.port or (443 if encrypted else 80)
+        try:
+            return await opened(
+                await _reached(host, port, self.egress, seconds=seconds),
+                tls=self.tls if encrypted else None,
+                host=host,
+            )
+        except TimeoutError:
+            raise NotSentError("ConnectTimeout") from None
+        except OSError as error:  # a failed handshake is one too
+            raise NotSentError(f"ConnectError: {error}") from None
 
-    def _build(self, request: Request, *, timeout: timedelta) -> httpx.Request:
+    def _place(self) -> httpx.URL:
+        if self._base is None:
+            self._base = httpx.URL(self.base_url)
+        return self._base
+
+    def _at(self, point: str) -> Callable[[], None]:
+        return _nothing if self.point is None else partial(self.point, point)
+
+    def _build(self, request: Request) -> Outgoing:
         """*request* with host, key and credentials. Raises ValueError where it cannot be sent."""
-        base = httpx.URL(self.base_url)
+        base = self._place()
         prefix = base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
         if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
             raise ValueError("method or path")
@@ -161,34 +187,16 @@ class HttpDestination:
         for name, value in headers.items():
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise ValueError("header")
-        seconds = timeout.total_seconds()
-        target = (prefix + self._with_query(request.path)).encode("ascii")
-        whole = base if self.proxy is None else base.copy_with(raw_path=target)
-        if self.proxy is not None and whole.raw_path != target:
-            raise ValueError("path")  # a proxy is told the address, which cannot say this one
-        return httpx.Request(
-            request.method,
-            whole,
-            headers=[
-                (name.encode("ascii"), value.strip(" \t").encode("latin-1"))
-                for name, value in headers.items()
-                if name not in OURS
-            ],
-            content=request.body,
-            extensions={
-                # The bytes as they were frozen: nothing normalises them once more.
-                **({} if self.proxy is not None else {"target": target}),
-                "timeout": {
-                    # Two steps, TCP and TLS: both must have given up by themselves before the
-                    # time for the whole call is over. Cut off from outside, a handshake would
-                    # leave its socket open, and nobody would know that nothing was sent.
-                    "connect": seconds / 2.1,
-                    "read": seconds,
-                    "write": seconds,
-                    "pool": seconds,
-                },
-                **({} if self.point is None else {"trace": _Traced(self.point)}),
-            },
+        ours = [("host", base.netloc.decode("ascii"))]
+        if request.body or request.method in ("POST", "PUT", "PATCH"):
+            ours.append(("content-length", str(len(request.body))))
+        theirs = [(name, value.strip(" \t")) for name, value in headers.items() if name not in OURS]
+        return Outgoing(
+            method=request.method,
+            # The bytes as they were frozen: nothing normalises them once more.
+            target=(prefix + self._with_query(request.path)).encode("ascii"),
+            headers=[*ours, *theirs],
+            body=request.body,
         )
 
     def _with_query(self, path: str) -> str:
@@ -199,61 +207,56 @@ class HttpDestination:
         return f"{path}{joint}{urlencode(values, quote_via=quote, safe='')}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Traced:
-    """Names the places within a request, as httpcore tells of them."""
+async def _reached(host: str, port: int, egress: Egress, *, seconds: float) -> socket.socket:
+    """A socket that is connected to one of the addresses of *host* that the guard lets pass."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    failed: OSError = OSError("the name has no address")
+    addresses = await allowed_addresses(host, port, egress)
+    for number, address in enumerate(addresses):
+        # a first address that is dead leaves time for the others
+        share = max(0.001, until - loop.time()) / (len(addresses) - number)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        its_socket = socket.socket(family, socket.SOCK_STREAM)
+        its_socket.setblocking(False)
+        try:
+            async with asyncio.timeout(share):
+                await loop.sock_connect(its_socket, (address, port))
+        except OSError as error:  # TimeoutError is one
+            its_socket.close()
+            failed = error
+        except BaseException:
+            its_socket.close()
+            raise
+        else:
+            return its_socket
+    raise failed
 
-    point: Callable[[str], None]
 
-    async def __call__(self, event: str, _facts: Mapping[str, object]) -> None:
-        match event:
-            case "http11.send_request_body.started":
-                self.point(WITHIN[0])
-            case "http11.receive_response_headers.started":
-                self.point(WITHIN[1])
+def _ended(heard: Heard, without_answer: str) -> Answer | Failure:
+    """What came of a call; *without_answer* says what ended it if nothing was answered."""
+    if heard.status is None:
+        return Failure(kind=Sent.MAYBE_SENT, reason=without_answer)
+    body = _inflated(bytes(heard.body), heard.headers, limit=heard.limit)
+    return Answer(
+        status=heard.status,
+        headers=heard.headers,
+        body=body or b"",
+        complete=heard.complete and body is not None,
+    )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Call:
-    """How far one call has come."""
+def _not_sent(why: str) -> Failure:
+    return Failure(kind=Sent.NOT_SENT, reason=bounded(f"not sent: {why}"))
 
-    limit: int
-    status: int | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    body: bytearray = field(default_factory=bytearray)
-    complete: bool = False
 
-    async def make(self, transport: httpx.AsyncHTTPTransport, request: httpx.Request) -> None:
-        response = await transport.handle_async_request(request)
-        self.headers = tuple(
-            (name.lower(), value) for name, value in response.headers.multi_items()
-        )
-        self.status = response.status_code
-        with suppress(httpx.HTTPError, httpx.StreamError, OSError):  # broken off: not complete
-            async for chunk in response.aiter_raw():
-                self.body += chunk[: self.limit + 1 - len(self.body)]
-                if len(self.body) > self.limit:
-                    return
-            await response.aclose()
-            self.complete = True
+def _unsendable(error: Exception) -> Failure:
+    kind = type(error).__name__
+    return Failure(kind=Sent.NOT_SENT, reason=f"no request can be made: {kind}")
 
-    def ended(self, without_answer: str) -> Answer | Failure:
-        """What came of the call; *without_answer* says what ended it if nothing was answered."""
-        if self.status is None:
-            return Failure(kind=Sent.MAYBE_SENT, reason=without_answer)
-        body = _inflated(bytes(self.body), self.headers, limit=self.limit)
-        return Answer(
-            status=self.status,
-            headers=self.headers,
-            body=body or b"",
-            complete=self.complete and body is not None,
-        )
 
-    def never_sent(self, error: Exception) -> Failure:
-        # A protocol error of ours quotes the header that is wrong, which may be a secret one.
-        said = str(error) if isinstance(error, httpx.ConnectError) else ""
-        what = f"not sent: {type(error).__name__}"
-        return Failure(kind=Sent.NOT_SENT, reason=bounded(f"{what}: {said}" if said else what))
+def _nothing() -> None:
+    return
 
 
 def _secret(value: Secret) -> str:
@@ -273,9 +276,3 @@ def _inflated(body: bytes, headers: tuple[tuple[str, str], ...], *, limit: int) 
     except zlib.error:
         return None
     return inflated if inflater.eof else None
-
-
-async def _close(transport: httpx.AsyncHTTPTransport) -> None:
-    with suppress(httpx.HTTPError, OSError, TimeoutError):
-        async with asyncio.timeout(CLOSING_LIMIT):
-            await transport.aclose()

@@ -13,8 +13,8 @@ from typing import Literal
 
 import aiosmtplib
 
-from outbox.destinations import Request
-from outbox.destinations.http import CLOSING_LIMIT, WITHIN, Secret
+from outbox.destinations import CLOSING_LIMIT, Request
+from outbox.destinations.http import WITHIN, Secret
 from outbox.egress import BlockedError
 from outbox.entry import bounded
 from outbox.mail import MAIL_FROM, METHOD, SMTPUTF8, message_id
