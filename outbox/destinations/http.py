@@ -9,7 +9,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -79,7 +79,6 @@ class HttpDestination:
     tls: ssl.SSLContext | None = None
     point: Callable[[str], None] | None = None  #: told how far a call is; only for tests of crashes
     _kept: "list[Connection | ProxiedLine]" = field(default_factory=list, init=False)
-    _base: httpx.URL | None = field(default=None, init=False)
 
     async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
         """
@@ -136,7 +135,7 @@ class HttpDestination:
 
     async def _connected(self, seconds: float) -> "Connection | ProxiedLine":
         """A new connection. Raises BlockedError, NotSentError; nothing has been sent by then."""
-        base = self._place()
+        base = _place(self.base_url)
         encrypted = base.scheme == "https"
         if self.tls is None:
             # Reading the authorities takes a while: once, and only where they are needed.
@@ -160,17 +159,12 @@ class HttpDestination:
         except OSError as error:  # a failed handshake is one too
             raise NotSentError(f"ConnectError: {error}") from None
 
-    def _place(self) -> httpx.URL:
-        if self._base is None:
-            self._base = httpx.URL(self.base_url)
-        return self._base
-
     def _at(self, point: str) -> Callable[[], None]:
         return _nothing if self.point is None else partial(self.point, point)
 
     def _build(self, request: Request) -> Outgoing:
         """*request* with host, key and credentials. Raises ValueError where it cannot be sent."""
-        base = self._place()
+        base = _place(self.base_url)
         prefix = base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
         if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
             raise ValueError("method or path")
@@ -205,6 +199,11 @@ class HttpDestination:
         values = {name: _secret(value) for name, value in self.query.items()}
         joint = "&" if "?" in path else "?"
         return f"{path}{joint}{urlencode(values, quote_via=quote, safe='')}"
+
+
+@lru_cache(maxsize=256)
+def _place(base_url: str) -> httpx.URL:
+    return httpx.URL(base_url)
 
 
 async def _reached(host: str, port: int, egress: Egress, *, seconds: float) -> socket.socket:

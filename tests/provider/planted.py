@@ -20,11 +20,6 @@ NO_LENGTH = bug(
     "due_at=case((goes_on, func.now() + held.lease * SECOND)),",
     "due_at=case((goes_on, func.now())),",
 )
-NO_AGE = bug(
-    "outbox/relay.py",
-    "late = began - asked_at >= last_moment.total_seconds() - LEASE_SLACK",
-    "late = began < asked_at",
-)
 PLANTED: dict[str, Planted] = {
     "a new key for each attempt": Planted(scenario="killed", mutants=(STABLE_KEY,)),
     "delivered before it is sent": Planted(
@@ -41,7 +36,7 @@ PLANTED: dict[str, Planted] = {
         mutants=(
             bug(
                 "outbox/verdict.py",
-                'return rules.conflict == "in_progress"',
+                'return rules.conflict != "dead"',
                 'return rules.conflict == "never"',
             ),
         ),
@@ -51,8 +46,8 @@ PLANTED: dict[str, Planted] = {
         mutants=(
             bug(
                 "outbox/verdict.py",
-                "        case Verdict.DEAD if maybe_sent:\n",
-                "        case Verdict.DEAD if maybe_sent and not maybe_sent:\n",
+                "case Verdict.DEAD if maybe_sent and not found.settles:\n",
+                "case Verdict.DEAD if maybe_sent and not found.reason:\n",
             ),
         ),
     ),
@@ -143,7 +138,6 @@ PLANTED: dict[str, Planted] = {
             ),
         ),
     ),
-    "a call after its lease": Planted(scenario="order", mutants=(NO_AGE,)),
     "failures are not fenced": Planted(
         scenario="order",
         mutants=(
@@ -151,16 +145,6 @@ PLANTED: dict[str, Planted] = {
                 "outbox/settling.py",
                 ".where(outbox.c.id == mark.id, or_(success, latest))",
                 ".where(outbox.c.id == mark.id, or_(success, latest, mark.id.is_not(None)))",
-            ),
-        ),
-    ),
-    "a success is fenced": Planted(
-        scenario="refused",
-        mutants=(
-            bug(
-                "outbox/settling.py",
-                ".where(outbox.c.id == mark.id, or_(success, latest))",
-                ".where(outbox.c.id == mark.id, latest)",
             ),
         ),
     ),
