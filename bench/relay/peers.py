@@ -10,7 +10,7 @@ from pathlib import Path
 
 WORKERS = Path(__file__).parent / "workers"
 FROM_PYPI = ("procrastinate==3.10.0", "pgqueuer[asyncpg]==1.6.0", "aiohttp==3.14.5")
-FROM_NPM = ("graphile-worker@0.18.0", "pg-boss@12.38.0", "undici@8.13.1")
+FROM_NPM = ("graphile-worker@0.18.0", "pg-boss@12.38.0", "undici@7.30.2")
 PLACE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "reconciler-bench-relay"
 
 
@@ -70,7 +70,7 @@ CONTENDERS = (
     ),
     Contender(
         name="pg-boss",
-        settings="work(batchSize=concurrency, pollingIntervalSeconds=0.5), retryLimit 12, undici",
+        settings="work(batchSize=concurrency, burstWhenBatchFull), notify, retryLimit 12, undici",
         script="pg_boss.mjs",
         kind="node",
     ),

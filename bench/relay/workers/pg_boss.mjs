@@ -8,7 +8,7 @@ const [command, first, second] = process.argv.slice(2);
 const payload = (number) => ({ key: `key-${number}`, number, amount: 1250, note: "x".repeat(200) });
 const QUEUE = "calls";
 
-const boss = new PgBoss({ connectionString: DATABASE_URL, max: 10 });
+const boss = new PgBoss({ connectionString: DATABASE_URL, useListenNotify: true });
 boss.on("error", console.error);
 await boss.start();
 
@@ -32,7 +32,7 @@ async function work() {
     await answer.body.dump();
     if (answer.statusCode !== 200) throw new Error(`answered ${answer.statusCode}`);
   };
-  const options = { batchSize: concurrency, pollingIntervalSeconds: 0.5 };
+  const options = { batchSize: concurrency, burstWhenBatchFull: true };
   await boss.work(QUEUE, options, (jobs) => Promise.all(jobs.map((job) => call(job.data))));
   await new Promise((done) => process.once("SIGTERM", done));
 }
@@ -45,7 +45,7 @@ async function trickle(count) {
   }
 }
 
-if (command === "setup") await boss.createQueue(QUEUE, { retryLimit: 12, retryBackoff: true });
+if (command === "setup") await boss.createQueue(QUEUE, { retryLimit: 12, retryBackoff: true, notify: true });
 else if (command === "enqueue") await enqueue(Number(first), Number(second));
 else if (command === "work") await work();
 else if (command === "trickle") await trickle(Number(first));
