@@ -6,7 +6,7 @@ PACKAGE = Path(__file__).parent
 
 
 def config_directory() -> Path:
-    """The shipped configuration: the commented example and `presets/`."""
+    """The shipped configuration: the commented example, `presets/` and `destinations/`."""
     return data_directory("config")
 
 

@@ -98,6 +98,7 @@ def test_nobody_but_root_writes_the_configuration_and_nobody_else_reads_secrets(
         ("d", "/etc/reconciler", "0750", "root", "reconciler"),
         ("d", "/etc/reconciler/conf.d", "0750", "root", "reconciler"),
         ("d", "/etc/reconciler/presets", "0750", "root", "reconciler"),
+        ("d", "/etc/reconciler/destinations", "0750", "root", "reconciler"),
         ("d", "/etc/reconciler/credentials", "0750", "root", "reconciler"),
         ("d", "/var/lib/reconciler", "0700", "reconciler", "reconciler"),
     }

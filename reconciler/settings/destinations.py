@@ -130,6 +130,8 @@ class HttpDestinationSettings(DestinationSettings):
     """How it is reached."""
     idempotent: Bool = True
     """Whether the destination honours the key."""
+    profile: str | None = None
+    """The shipped description of a provider, or a file in `destinations/` beside this one."""
     base_url: str
     """Where it is."""
     bearer: SecretRef | None = None

@@ -13,6 +13,7 @@ from reconciler.settings.environment import read_environment
 from reconciler.settings.files import read_all
 from reconciler.settings.models import Settings
 from reconciler.settings.presets import apply_presets
+from reconciler.settings.profiles import apply_profiles
 from reconciler.settings.salvage import Salvaged, validate
 from reconciler.settings.secrets import Secrets, named_variables, read_secrets
 
@@ -43,6 +44,8 @@ def examine(path: Path | None = None, *, environ: Mapping[str, str] = os.environ
     overrides, findings = read_environment(environ, named=named_variables(document.tree))
     document = overlay(document, overrides)
     document, presets, problems = apply_presets(document, main=main)
+    document, profiles, wrong = apply_profiles(document, main=main)
+    problems += wrong
     salvaged = validate(document.tree)
     findings += salvaged.findings
     secrets = Secrets({})
@@ -59,7 +62,7 @@ def examine(path: Path | None = None, *, environ: Mapping[str, str] = os.environ
         settings=salvaged.settings,
         secrets=secrets,
         path=main,
-        files=(*files, *presets),
+        files=(*files, *presets, *profiles),
         document=document,
         salvaged=salvaged,
     )
@@ -81,7 +84,7 @@ class Loaded:
     settings: Settings
     secrets: Secrets
     path: Path  #: the main file
-    files: tuple[Path, ...]  #: everything that was read: main file, `conf.d`, presets
+    files: tuple[Path, ...]  #: everything that was read: main file, `conf.d`, presets, profiles
     document: Document
     salvaged: Salvaged
 

@@ -34,7 +34,7 @@ def apply_presets(
         chosen = sender.get("preset", DEFAULT)
         path = ("senders", name)
         if not (file := find_preset(chosen, directories)):
-            finding = Finding(path=(*path, "preset"), message=_unknown(chosen, directories))
+            finding = Finding(path=(*path, "preset"), message=unknown(chosen, directories))
             problems.append(document.problem(finding, main=main))
             # another one stands in, so that the rest of the sender is judged too
             file = config_directory() / "presets" / f"{DEFAULT}.toml"
@@ -93,8 +93,9 @@ def preset_names(directories: tuple[Path, ...]) -> list[str]:
     return sorted({file.stem for folder in directories for file in folder.glob("*.toml")})
 
 
-def _unknown(name: object, directories: tuple[Path, ...]) -> str:
+def unknown(name: object, directories: tuple[Path, ...], *, what: str = "preset") -> str:
+    """Say that there is none of that name, which one was probably meant, and which there are."""
     known = preset_names(directories)
     near = difflib.get_close_matches(str(name), known, n=1)
     meant = f'Did you mean "{near[0]}"? ' if near else ""
-    return f"there is no such preset. {meant}There are: {', '.join(known)}"
+    return f"there is no such {what}. {meant}There are: {', '.join(known)}"
