@@ -9,6 +9,7 @@ from uuid import UUID
 import structlog
 
 from outbox.backoff import Backoff, delay
+from outbox.breaker import Seen
 from outbox.destinations import Destination, Request
 from outbox.entry import State, Verdict
 from outbox.leasing import Leased
@@ -67,6 +68,15 @@ def mark_of(
         error=ruling.reason or None,
         effect=leased.effect,
         answer=None if isinstance(result, Failure) else result,
+        seen=Seen(
+            destination=leased.destination,
+            entry=leased.id,
+            trouble=ruling.trouble,
+            opens=ruling.slowly,
+            probe=leased.probe,
+            slowed=ruling.slowed,
+            reason=ruling.reason or None,
+        ),
     )
 
 

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, Integer, Text, Uuid, and_, case, func, select, true
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Double,
+    Integer,
+    Text,
+    Uuid,
+    and_,
+    case,
+    func,
+    select,
+    true,
+)
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningInsert
@@ -14,6 +26,7 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.compiled import Compiled
 from outbox.entry import RESTORED, Enqueued, NewEntry, State, bounded, uuid7
+from outbox.expiring import expires_at
 from outbox.holding import current_generation, from_lost_future
 from outbox.positions import places_of
 from outbox.store import PENDING, UNCERTAIN, C, Time, effect_keys, outbox, record_set
@@ -179,6 +192,7 @@ def _row(
         "headers": dict(entry.headers),
         "found": entry.found,
         "happened_at": None if entry.happened_at is None else entry.happened_at.isoformat(),
+        "expires": None if entry.expires is None else entry.expires.total_seconds(),
         "body": body,
         "state": state.value,
         "last_error": reason,
@@ -215,6 +229,7 @@ def _insert_entries() -> ReturningInsert[Any]:
             "lane_position": BigInteger(),
             "headers": JSONB(),
             "happened_at": Time,
+            "expires": Double(),
             "found": Boolean(),
             "body": Text(),
             "state": Text(),
@@ -243,6 +258,7 @@ def _insert_entries() -> ReturningInsert[Any]:
             (maybe_sent, func.coalesce(given.happened_at, now.c.lost_since, now.c.opened_at))
         ),
         "completed_at": case((state != PENDING, func.clock_timestamp())),
+        "expires_at": expires_at(given),
     }
     source = rows.outerjoin(now, true())
     chosen = select(*values.values()).select_from(source).order_by(given.id)

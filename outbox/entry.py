@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
@@ -138,6 +138,7 @@ class NewEntry:
     body: bytes | None = None
 
     happened_at: datetime | None = None  #: by whoever told of its cause
+    expires: timedelta | None = None  #: after that it is called no more; None: it never is too old
     found: bool = False  #: its cause was found by looking, not told
 
     skip: str | None = None

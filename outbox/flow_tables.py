@@ -3,6 +3,7 @@
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Double,
     Integer,
     PrimaryKeyConstraint,
@@ -15,6 +16,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from outbox.store import C, Time, metadata
+
+# As `store.LETS_GO`, for whoever holds a destination's row: nobody else can lease for it.
+LETS_GO_SOON: ColumnElement[str] = func.set_config(
+    "idle_in_transaction_session_timeout", "10s", True
+)
 
 destination_flow = Table(
     "destination_flow",

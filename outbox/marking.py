@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
 
 import structlog
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.leasing import Leased
+from outbox.noting import Noting
 from outbox.releasing import release
 from outbox.resting import Follow
 from outbox.settling import Mark, settle
@@ -35,21 +37,24 @@ class Marking:
     marked would be called again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # its edges are passed in
         self,
         engine: AsyncEngine,
         *,
+        noting: Noting,
         point: Point,
         written: Callable[[Sequence[Mark | Leased]], None],
         follow: Follow | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._engine = engine
+        self._noting = noting
         self._point = point
         self._written = written
         self._follow = follow
         self._sleep = sleep
         self._waiting: deque[Mark | Leased] = deque()
+        self._writing: Sequence[Mark | Leased] = ()
         self._changed = asyncio.Event()
         self._failures = 0
         self._closed = False
@@ -65,6 +70,11 @@ class Marking:
     def behind(self) -> bool:
         """Whether marks fail, or more of them wait than is good."""
         return self._failures > 0 or len(self._waiting) >= WAITING_MAX
+
+    @property
+    def ended(self) -> list[tuple[UUID, int]]:
+        """Calls, by entry and attempt, of which only we know yet that they have ended."""
+        return [(one.id, one.attempt) for one in (*self._writing, *self._waiting)]
 
     def add(self, mark: Mark | Leased) -> None:
         """Take one mark; an entry as it was leased is given back unsent."""
@@ -93,7 +103,7 @@ class Marking:
             await self._write(batch)
 
     async def _write_some(self) -> None:
-        batch = self._take()
+        batch = self._writing = self._take()
         self._writing_since = time.monotonic()
         try:
             await self._write_or_single_out(batch)
@@ -109,7 +119,7 @@ class Marking:
             self._failures = 0
             self._written(batch)
         finally:
-            self._writing_since = None
+            self._writing_since, self._writing = None, ()
 
     async def _write_or_single_out(self, batch: Sequence[Mark | Leased]) -> None:
         try:
@@ -132,8 +142,10 @@ class Marking:
                 taken = await settle(connection, marks, follow=self._follow)
             if unsent:
                 await release(connection, unsent)
+            changes = await self._noting.note(connection, marks, unsent)
             self._point("relay-in-mark")
         self._point("relay-after-mark")
+        self._noting.tell(changes)
         for mark in marks:
             if mark.id not in taken:
                 log.info("relay.mark_fenced", entry=str(mark.id), attempt=mark.attempt)

@@ -248,6 +248,8 @@ _REDRIVE = (
         look_at=null(),
         last_error=case((outbox.c.state == State.SKIPPED.value, null()), else_=outbox.c.last_error),
         completed_at=null(),
+        # whoever redrives what was skipped wants it all the same, however old it is
+        expires_at=case((outbox.c.state != State.SKIPPED.value, outbox.c.expires_at)),
     )
     .returning(outbox.c.id)
 )

@@ -1,7 +1,6 @@
 """The relay: leases due entries, calls their destinations, and writes down what came of it."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,13 +20,14 @@ from outbox.calling import (
     tell,
 )
 from outbox.destinations import Destination
-from outbox.leasing import GivenUp, Leased, Wanted, lease
+from outbox.leasing import GivenUp, Leased
 from outbox.looking import Looker, pause
 from outbox.marking import DATABASE_TROUBLE, Marking, told
+from outbox.noting import Noting
 from outbox.resting import Follow
 from outbox.settling import Mark
+from outbox.taking import Taking
 from outbox.verdict import Before, verdict
-from outbox.windows import Window, Windows
 
 log = structlog.get_logger()
 
@@ -126,13 +126,22 @@ class Relay:
         self._policy = policy
         self._edges = edges
         self.wake = asyncio.Event()
+        noting = Noting(destinations, random=edges.random)
         self.marking = Marking(
-            engine, point=edges.point, written=self._on_written, follow=edges.follow
+            engine,
+            noting=noting,
+            point=edges.point,
+            written=self._on_written,
+            follow=edges.follow,
         )
-        self._in_flight: Counter[str] = Counter()
-        self._windows = Windows()
-        self._more_to_look_through = False
-        self._hungry: set[str] = set()  # destinations for which more may be due than was taken
+        self._taking = Taking(
+            engine,
+            destinations,
+            lease=policy.lease,
+            edges=edges,
+            may_call=may_call,
+            learn=noting.learn,
+        )
 
     def looker(self) -> Looker:
         """What finds out, beside the calls, what became of those whose outcome is unknown."""
@@ -173,59 +182,11 @@ class Relay:
                     calls.create_task(self.attempt(one, asked_at=asked_at, stop=stop))
                 if given_up:
                     continue  # their slots are still free
-            poll = self._policy.poll.total_seconds()
-            await pause(self.wake, poll / HASTE if self._more_to_look_through else poll)
+            await pause(self.wake, self._rest())
 
     async def lease_free(self) -> tuple[list[Leased], list[GivenUp]]:
         """Lease for every free slot; each of them is taken until its attempt has ended."""
-        free = {
-            name: one.concurrency - self._in_flight[name]
-            for name, one in self._destinations.items()
-            if one.concurrency > self._in_flight[name]
-        }
-        if not free:
-            return [], []
-
-        async with self._engine.begin() as connection:
-            if not await self._may_call(connection):
-                return [], []
-            windows = await self._windows.look(connection, free)
-            wanted = [self._wanted(name, free[name], windows[name]) for name in free]
-            leased, given_up = await lease(connection, wanted, follow=self._edges.follow)
-            if leased:
-                self._edges.point("relay-in-lease")
-            taken = Counter(one.destination for one in leased)
-            taken.update(one.destination for one in given_up)
-            full = {name: taken[name] >= free[name] for name in free}
-            self._more_to_look_through = await self._windows.looked(connection, full)
-        if leased:
-            self._edges.point("relay-after-lease")
-
-        self._in_flight.update(one.destination for one in leased)
-        for name, enough in full.items():
-            (self._hungry.add if enough else self._hungry.discard)(name)
-        for gone in given_up:
-            log.warning(
-                "relay.given_up",
-                entry=str(gone.id),
-                destination=gone.destination,
-                effect=gone.effect,
-                state=gone.state.value,
-                reason=gone.reason,
-            )
-        return leased, given_up
-
-    def _wanted(self, name: str, free: int, window: Window) -> Wanted:
-        destination = self._destinations[name]
-        return Wanted(
-            destination=name,
-            free=free,
-            lease=self._policy.lease,
-            hold_after_dead=destination.after_dead == "hold",
-            max_attempts=destination.max_attempts,
-            key_life=destination.key_life(lease=self._policy.lease),
-            window=window,
-        )
+        return await self._taking.take(self.marking.ended)
 
     async def attempt(self, leased: Leased, *, asked_at: float, stop: asyncio.Event) -> None:
         """Make the one call that this lease allows, unless it is too late for it."""
@@ -261,18 +222,31 @@ class Relay:
         )
         self._edges.metrics(tell(leased, ruling, seconds=ended - began))
 
+    def _rest(self) -> float:
+        """How long to wait for a hint before the next turn, in seconds."""
+        poll = self._policy.poll.total_seconds()
+        if self._taking.more_to_look_through:
+            poll /= HASTE
+        soonest = self._taking.soonest
+        return poll if soonest is None else min(poll, soonest)
+
     def _free(self, destination: str) -> None:
-        self._in_flight[destination] -= 1
-        if destination in self._hungry:
+        if self._taking.release(destination):
             self.wake.set()
 
     def _on_written(self, batch: Sequence[Mark | Leased]) -> None:
-        if any(one.ordered for one in batch):
+        if any(one.ordered or was_probe(one) for one in batch):
             self.wake.set()  # what waited for it may go now
 
     def _outagepause(self, outages: int) -> float:
         grown = self._policy.poll.total_seconds() * 2.0 ** min(outages, 30)
         return min(grown, LONGEST_OUTAGE_PAUSE)
+
+
+def was_probe(one: Mark | Leased) -> bool:
+    if isinstance(one, Leased):
+        return one.probe
+    return one.seen is not None and one.seen.probe
 
 
 async def _wake_on(event: asyncio.Event, wake: asyncio.Event, *, again: bool = True) -> None:

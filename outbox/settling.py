@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.breaker import Seen
 from outbox.compiled import Compiled
 from outbox.entry import State, Verdict
 from outbox.resting import COLUMNS, Follow, rested
@@ -63,6 +64,7 @@ class Mark:
     ordered: bool  #: whether others may have waited for it
     effect: str = ""
     answer: Answer | Reply | None = None  #: kept only for what follows when it is delivered
+    seen: Seen | None = None  #: what the call told of its destination
 
 
 async def settle(

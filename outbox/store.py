@@ -47,6 +47,7 @@ PENDING: ColumnElement[str] = literal_column("'pending'", Text)
 DEAD: ColumnElement[str] = literal_column("'dead'", Text)
 UNCERTAIN: ColumnElement[str] = literal_column("'uncertain'", Text)
 DELIVERED: ColumnElement[str] = literal_column("'delivered'", Text)
+SKIPPED: ColumnElement[str] = literal_column("'skipped'", Text)
 DISCARDED: ColumnElement[str] = literal_column("'discarded'", Text)
 SECOND: ColumnElement[timedelta] = literal_column("interval '1 second'", Interval)
 
@@ -189,10 +190,12 @@ Index(
 )
 
 
-def record_set(name: str, types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
-    """The JSON list in the parameter `rows`, as rows: one parameter however many there are."""
+def record_set(
+    name: str, types: Mapping[str, TypeEngine[Any]], *, parameter: str = "rows"
+) -> TableValuedAlias:
+    """The JSON list in *parameter*, as rows: one parameter however many there are."""
     columns = [column(column_name, type_) for column_name, type_ in types.items()]
-    records = func.jsonb_to_recordset(bindparam("rows", type_=JSONB))
+    records = func.jsonb_to_recordset(bindparam(parameter, type_=JSONB))
     return records.table_valued(*columns).render_derived(name=name, with_types=True)
 
 

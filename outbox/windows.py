@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Boolean, func, select, true, tuple_
+from sqlalchemy import Boolean, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
@@ -22,40 +22,48 @@ SIZE = 1000  # due entries
 TURNS = 100  # for which one window is looked through while it gives all that is wanted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A place in the order in which a destination's entries are due."""
+class Backlog(NamedTuple):
+    """A destination's entries that were redriven, or its others."""
 
+    destination: str
     redriven: bool
-    due_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """From behind *after* up to *upto*; None is the beginning, and the end."""
+    """From behind *after* up to *upto*, by when they are due; None: the beginning, and the end."""
 
-    after: Place | None = None
-    upto: Place | None = None
+    after: datetime | None = None
+    upto: datetime | None = None
 
 
 EVERYTHING = Window()
 
 
 class Windows:
-    """Which window of each destination is being looked through."""
+    """Which window of each backlog is being looked through."""
 
     def __init__(self) -> None:
-        self._current: dict[str, Window] = {}
-        self._turns: Counter[str] = Counter()
+        self._current: dict[Backlog, Window] = {}
+        self._turns: Counter[Backlog] = Counter()
+        self._left: set[Backlog] = set()
 
-    async def look(self, connection: AsyncConnection, names: Iterable[str]) -> dict[str, Window]:
-        """The window to look through now, for each of *names*."""
-        fresh = {name: EVERYTHING for name in names if name not in self._current}
-        if fresh:
-            self._current |= await _next(connection, fresh)
-        return {name: self._current[name] for name in names}
+    async def look(
+        self, connection: AsyncConnection, backlogs: Iterable[Backlog]
+    ) -> dict[Backlog, Window]:
+        """The window to look through now, for each of *backlogs*."""
+        asked = list(backlogs)
+        moving = {
+            one: self._current.get(one, EVERYTHING)
+            for one in asked
+            if one in self._left or one not in self._current
+        }
+        if moving:
+            self._current |= await _next(connection, moving)
+            self._left -= moving.keys()
+        return {one: self._current[one] for one in asked}
 
-    async def looked(self, connection: AsyncConnection, full: Mapping[str, bool]) -> bool:
+    def looked(self, full: Mapping[Backlog, bool]) -> bool:
         """
         Take note of what was looked through, and whether as much was found as was wanted.
 
@@ -63,60 +71,66 @@ class Windows:
         enough: what has become free in others must get its turn. True if another one waits.
         """
         self._turns.update(full.keys())
-        left = {
-            name: self._current[name]
-            for name, enough in full.items()
-            if not enough or self._turns[name] >= TURNS
-        }
-        if left:
-            self._current |= await _next(connection, left)
-            self._turns.subtract({name: self._turns[name] for name in left})
-        return any(window.upto is not None for window in left.values())
+        left = {one for one, enough in full.items() if not enough or self._turns[one] >= TURNS}
+        self._turns.subtract({one: self._turns[one] for one in left})
+        self._left |= left
+        return any(self._current[one].upto is not None for one in left)
 
 
-async def _next(connection: AsyncConnection, windows: Mapping[str, Window]) -> dict[str, Window]:
+async def _next(
+    connection: AsyncConnection, windows: Mapping[Backlog, Window]
+) -> dict[Backlog, Window]:
     """
     The window behind each of *windows*; behind the end comes the beginning.
 
     Where less than a window is due, it is everything.
     """
-    starts = {name: window.upto for name, window in windows.items()}
-    rows = [{"destination": name, **bound("after", start)} for name, start in starts.items()]
+    starts = {one: window.upto for one, window in windows.items()}
+    rows = [
+        {
+            "destination": one.destination,
+            "redriven": one.redriven,
+            "after": bounds(Window(after=start))["after"],
+        }
+        for one, start in starts.items()
+    ]
     found = {
-        row.destination: Place(redriven=row.redriven, due_at=row.due_at)
+        Backlog(row.destination, row.redriven): row.due_at
         for row in await _ENDS.rows(connection, rows=rows)
     }
-    return {name: Window(after=start, upto=found.get(name)) for name, start in starts.items()}
+    return {one: Window(after=start, upto=found.get(one)) for one, start in starts.items()}
 
 
-def bound(name: str, place: Place | None) -> dict[str, Any]:
-    """*place* as two values of a row; where there is none, what lies before or behind all."""
-    if place is None:
-        limit = "-infinity" if name == "after" else "infinity"
-        return {f"{name}_redriven": name != "after", f"{name}_due_at": limit}
-    return {f"{name}_redriven": place.redriven, f"{name}_due_at": place.due_at.isoformat()}
+def bounds(window: Window) -> dict[str, Any]:
+    """Both ends of *window* as values of a row; where there is none, what lies beyond all."""
+    return {
+        "after": "-infinity" if window.after is None else window.after.isoformat(),
+        "upto": "infinity" if window.upto is None else window.upto.isoformat(),
+    }
 
 
 def ends(size: int) -> Compiled:
-    """Where the window of *size* entries after each given place ends, if more than that are due."""
-    looked = record_set(
-        "looked", {"destination": C, "after_redriven": Boolean(), "after_due_at": Time}
-    )
-    place = tuple_(outbox.c.redriven, outbox.c.due_at)
+    """Where the window of *size* entries after each given time ends, if more than that are due."""
+    looked = record_set("looked", {"destination": C, "redriven": Boolean(), "after": Time})
     end = (
-        select(outbox.c.redriven, outbox.c.due_at)
+        select(outbox.c.due_at)
         .where(
             outbox.c.destination == looked.c.destination,
+            outbox.c.redriven == looked.c.redriven,
             outbox.c.state == PENDING,
             outbox.c.due_at <= func.now(),
-            place > tuple_(looked.c.after_redriven, looked.c.after_due_at),
+            outbox.c.due_at > looked.c.after,
         )
-        .order_by(outbox.c.redriven, outbox.c.due_at)
+        .order_by(outbox.c.due_at)
         .offset(size - 1)
         .limit(1)
         .lateral("end")
     )
-    return Compiled(select(looked.c.destination, end).select_from(looked.join(end, true())))
+    return Compiled(
+        select(looked.c.destination, looked.c.redriven, end.c.due_at).select_from(
+            looked.join(end, true())
+        )
+    )
 
 
 _ENDS = ends(SIZE)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, Protocol
 
+from outbox.breaker import Breaker
+from outbox.flow import Rate
 from outbox.looking_up import LookUp
 from outbox.verdict import Answer, AnswerRules, Failure, Reply
 
@@ -39,12 +41,14 @@ class Destination:
 
     channel: Channel
     rules: AnswerRules
-    concurrency: int  #: calls under way at once, in this process
+    concurrency: int  #: calls under way at once, over all processes
     timeout: timedelta  #: of one call, in all
     max_attempts: int
     key_ttl: timedelta  #: how long it remembers a key
     key_margin: timedelta | None  #: repeat no more so long before that; None: lease plus timeout
     after_dead: Literal["continue", "hold"]  #: whether a dead entry lets its successors go
+    rate: Rate | None = None  #: how many calls it takes, over all processes; None: any number
+    breaker: Breaker | None = None  #: when it is left alone; None: never
 
     look_up: LookUp | None = None  #: how an unknown outcome is found out; None: by a person
     look_ups: Mapping[str, LookUp | None] = field(default_factory=dict)  #: of single effects

@@ -1,7 +1,7 @@
 """`reconciler outbox`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from reconciler.cli.repeating import repeat
 from reconciler.cli.resolving import resolve
 from reconciler.cli.shared import (
     body_of,
+    brief,
     config_option,
     emit,
     json_option,
@@ -21,6 +22,9 @@ from reconciler.cli.shared import (
     run,
     table,
 )
+
+if TYPE_CHECKING:
+    from reconciler.settings import Settings
 
 COLUMNS = ("created_at", "state", "attempts", "effect", "destination", "key", "id", "last_error")
 STATES = tuple(state.value for state in State)
@@ -79,8 +83,8 @@ def list_(
     if as_json:
         emit(found)
         return
-    rows = [tuple(item[name] for name in COLUMNS) for item in found["items"]]
-    table(rows, head=COLUMNS, drop_empty=True)
+    rows = [(*(item[name] for name in COLUMNS), what_for(item)) for item in found["items"]]
+    table(rows, head=(*COLUMNS, "waiting for"), drop_empty=True)
     if found["next"]:
         click.echo(f"more: --after {found['next']}", err=True)
 
@@ -122,18 +126,39 @@ def unknown(config: Path | None, said: dict[str, Any]) -> list[str]:
 
 
 async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:
-    from reconciler.operations.opening import reading
+    from reconciler.operations.opening import looking
     from reconciler.operations.reading import list_outbox
 
-    async with reading(config) as connection:
-        return await list_outbox(connection, state=State(state) if state else None, **wanted)
+    async with looking(config) as (connection, settings):
+        return await list_outbox(
+            connection,
+            state=State(state) if state else None,
+            holding=holding(settings),
+            **wanted,
+        )
 
 
 async def shown(config: Path | None, entry_id: str) -> dict[str, Any]:
-    from reconciler.operations.opening import reading
+    from reconciler.operations.opening import looking
     from reconciler.operations.reading import entry_id as as_id
     from reconciler.operations.reading import show_outbox
 
     wanted = as_id(entry_id)
-    async with reading(config) as connection:
-        return await show_outbox(connection, wanted)
+    async with looking(config) as (connection, settings):
+        return await show_outbox(connection, wanted, holding=holding(settings))
+
+
+def holding(settings: "Settings") -> list[str]:
+    """Destinations where a dead entry holds those behind it."""
+    return [name for name, one in settings.destinations.items() if one.after_dead == "hold"]
+
+
+def what_for(item: dict[str, Any]) -> str:
+    """
+    What an entry waits for, in a column.
+
+    >>> what_for({"waiting_for": "pause", "waiting_until": None})
+    'pause'
+    """
+    until = item["waiting_until"]
+    return " until ".join(filter(None, [item["waiting_for"], until and brief(until)]))

@@ -134,6 +134,7 @@ def what_all_have(
         "supersedes": effect.supersedes,
         "max_age": effect.max_age,
         "delivered": compile_delivered(compiler, effect),
+        "expires": effect.expires,
         "dated": dated_kinds(compiler.settings),
     }
 

@@ -106,6 +106,7 @@ def entry_of(  # noqa: PLR0913 - what may be missing of an entry
         lasting=effect.lasting,
         idempotent=effect.idempotent,
         happened_at=happened_at(event, dated=effect.dated),
+        expires=effect.expires,
         found=event.origin in {Origin.CORRECTION, Origin.READ},
         skip=skip,
         fault=fault,
@@ -215,6 +216,7 @@ class Effect:
     hold_after_dead: bool | None  #: None: as its destination says by then
     supersedes: bool
     max_age: timedelta | None
+    expires: timedelta | None
     dated: frozenset[Source]  #: (sender, kind) whose versions are times
 
     @property

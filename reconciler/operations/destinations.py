@@ -1,13 +1,16 @@
 """From the settings of a destination to what the relay calls."""
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 
+from outbox.breaker import Breaker
 from outbox.destinations import Channel, Destination
 from outbox.destinations.connecting import opener
 from outbox.destinations.http import WITHIN, HttpDestination
 from outbox.destinations.smtp import SmtpDestination
 from outbox.egress import Egress
+from outbox.flow import Rate
 from outbox.verdict import AnswerRules
 from reconciler import faults
 from reconciler.egress import egress_of, listeners_of
@@ -20,8 +23,9 @@ from reconciler.expressions import (
 )
 from reconciler.operations.judging import Judging, marking, naming
 from reconciler.operations.look_ups import look_ups
+from reconciler.polling.rate import parse_rate
 from reconciler.settings import Secrets, Settings
-from reconciler.settings.destinations import port_of
+from reconciler.settings.destinations import DestinationSettings, port_of
 from reconciler.settings.models import (
     HttpDestinationSettings,
     SmtpDestinationSettings,
@@ -58,6 +62,8 @@ def compile_destination(name: str, settings: Settings, secrets: Secrets) -> Dest
         key_ttl=given.key_ttl,
         key_margin=given.key_margin,
         after_dead=given.after_dead,
+        rate=rate_of(given),
+        breaker=breaker_of(given),
         **look_ups(name, settings),
     )
 
@@ -136,3 +142,23 @@ def _basic(given: HttpDestinationSettings, secrets: Secrets) -> tuple[str, str] 
     if given.basic is None:
         return None
     return secrets.header(given.basic.user), secrets.header(given.basic.password)
+
+
+def rate_of(given: DestinationSettings) -> Rate | None:
+    """
+    As many calls as may be made.
+
+    At once no more than a tenth of a second's: what was not used is not owed.
+    """
+    if given.rate is None:
+        return None
+    count, period = parse_rate(given.rate)
+    per_second = count / period
+    return Rate(per_second=per_second, burst=given.burst or math.ceil(per_second / 10))
+
+
+def breaker_of(given: DestinationSettings) -> Breaker | None:
+    said = given.breaker
+    if not said.after:
+        return None
+    return Breaker(after=said.after, pause=said.pause, pause_max=said.pause_max)

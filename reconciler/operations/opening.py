@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from reconciler import database, embedded, migrate
 from reconciler.errors import ConfigError
 from reconciler.ledger import baselines
-from reconciler.settings import Loaded, load
+from reconciler.settings import Loaded, Settings, load
 from reconciler.transactions import server_connection
 
 LOOKED_UP_WITHIN = timedelta(seconds=25)  #: large tables, and a person who waits
@@ -71,9 +71,17 @@ async def opened(loaded: Loaded, *, migrated: bool = True) -> AsyncIterator[Open
 @asynccontextmanager
 async def reading(path: Path | None) -> AsyncIterator[AsyncConnection]:
     """A connection to the database of the configuration at *path*, to look things up."""
-    async with opened(load(path)) as found, found.engine.connect() as connection:
-        server_connection(connection).bound = LOOKED_UP_WITHIN
+    async with looking(path) as (connection, _):
         yield connection
+
+
+@asynccontextmanager
+async def looking(path: Path | None) -> AsyncIterator[tuple[AsyncConnection, Settings]]:
+    """The same, with what is configured there."""
+    loaded = load(path)
+    async with opened(loaded) as found, found.engine.connect() as connection:
+        server_connection(connection).bound = LOOKED_UP_WITHIN
+        yield connection, loaded.settings
 
 
 async def give_birthdays(engine: AsyncEngine, kinds: list[tuple[str, str]]) -> None:

@@ -1,7 +1,7 @@
 """What operators look at: events and outbox entries, listed and shown whole."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote
@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from outbox import store
+from outbox import store, waiting
 from outbox.entry import State
 from reconciler.errors import ReconcilerError, UsageError
 from reconciler.ledger import bodies, claims, quarantine
@@ -135,15 +135,20 @@ async def show_event(connection: AsyncConnection, sender: str, event_id: str) ->
     }
 
 
-async def list_outbox(
+async def list_outbox(  # noqa: PLR0913 - filters
     connection: AsyncConnection,
     *,
     state: State | None,
     about: Mapping[str, Any],
     limit: int,
     after: str | None = None,
+    holding: Collection[str] = (),
 ) -> Document:
-    """Outbox entries, newest first, without their bodies."""
+    """
+    Outbox entries, newest first, without their bodies, and what each waits for.
+
+    *holding* are destinations where a dead entry holds those behind it.
+    """
     rows = await store.list_entries(
         connection,
         state=state,
@@ -152,7 +157,22 @@ async def list_outbox(
         after=entry_id(after) if after else None,
     )
     following = str(rows[limit - 1]["id"]) if len(rows) > limit else None
-    return {"items": [entry_item(row) for row in rows[:limit]], "next": following}
+    items = await with_waiting(connection, rows[:limit], holding=holding)
+    return {"items": items, "next": following}
+
+
+async def with_waiting(
+    connection: AsyncConnection, rows: Sequence[RowMapping], *, holding: Collection[str] = ()
+) -> list[Document]:
+    """Entries as items; `waiting_for` (and `waiting_until`) are null unless they are pending."""
+    asked = {row["id"]: row["destination"] for row in rows}
+    found = await waiting.waiting_for(connection, asked, holding=holding)
+    items = []
+    for row in rows:
+        one = found.get(row["id"])
+        told = (None, None) if one is None else (one.what.value, one.until)
+        items.append({**entry_item(row), "waiting_for": told[0], "waiting_until": told[1]})
+    return items
 
 
 def entry_item(row: RowMapping) -> Document:
@@ -167,15 +187,18 @@ def entry_id(text: str) -> UUID:
         raise UsageError(f"{text!r} is not the id of an outbox entry") from None
 
 
-async def show_outbox(connection: AsyncConnection, id_: UUID) -> Document:
+async def show_outbox(
+    connection: AsyncConnection, id_: UUID, *, holding: Collection[str] = ()
+) -> Document:
     """One entry whole: its frozen request, and every attempt."""
     found = await store.show_entry(connection, id_)
     if found is None:
         raise ReconcilerError(f"there is no outbox entry {id_}")
     entry, attempts = found
     body = entry["body"]
+    (item,) = await with_waiting(connection, [entry], holding=holding)
     return {
-        **entry_item(entry),
+        **item,
         "body_base64": None if body is None else base64.b64encode(bytes(body)).decode(),
         "attempts": [dict(attempt) for attempt in attempts],
     }

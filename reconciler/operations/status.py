@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from outbox import generations, store
+from outbox import generations, store, waiting
 from reconciler import migrate
 from reconciler.ledger import baselines, claims, fetches, quarantine
 from reconciler.operations.assembly import Assembly
@@ -50,9 +50,19 @@ async def figures(connection: AsyncConnection, assembly: Assembly) -> dict[str, 
         }
     return {
         "senders": senders,
-        "outbox": await store.counts(connection),
+        "outbox": await outbox_figures(connection, assembly),
         "generation": await generation(connection),
         "fetch_requests": await fetches.count(connection),
+    }
+
+
+async def outbox_figures(connection: AsyncConnection, assembly: Assembly) -> dict[str, Any]:
+    """How many entries there are, how each destination stands, and bulk redrives under way."""
+    standings = await waiting.standings(connection)
+    unused = dict.fromkeys(assembly.destinations, waiting.FRESH)
+    return {
+        **await store.counts(connection),
+        "destinations": {**unused, **standings},
     }
 
 

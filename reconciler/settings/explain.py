@@ -39,7 +39,7 @@ SENTENCES = {
 
 #: keys of later versions: they must not look as if they did something
 NOT_YET: dict[tuple[object, ...], tuple[str, ...]] = {
-    ("destinations",): (*("rate", "burst", "breaker", "breaker_after", "slow_after", "notify"),),
+    ("destinations",): ("breaker_after", "slow_after", "notify"),
     ("senders",): ("silence_after", "rate", "feed", "feeds"),
     (): ("notifications", "notify", "egress", "alerts"),
 }

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from outbox.entry import State, Verdict
 from outbox.marking import Marking
+from outbox.noting import Noting
 from outbox.settling import Mark
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
 from tests.outbox.world import an_entry, run_sql
@@ -135,11 +136,16 @@ async def test_a_stop_during_an_outage_ends_with_the_marks(world, pretend, outag
     assert ["delivered"] == await world.states()
 
 
+def marking_of(world, *, written):
+    noting = Noting(world.destinations, random=lambda: 0.0)
+    return Marking(world.engine, noting=noting, point=lambda _: None, written=written)
+
+
 async def test_a_mark_that_the_database_will_never_take_holds_up_no_other(world):
     """It comes back by its lease; those written with it are written."""
     first, second = await world.enqueue(an_entry(1), an_entry(2))
     await run_sql(world.engine, "update reconciler.outbox set call_open = true")
-    marking = Marking(world.engine, point=lambda _: None, written=lambda _: None)
+    marking = marking_of(world, written=lambda _: None)
 
     def mark(id_, error):
         return Mark(
@@ -187,7 +193,7 @@ async def test_two_attempts_of_one_entry_that_end_together_are_both_written(worl
         )
 
     batches = []
-    marking = Marking(world.engine, point=lambda _: None, written=batches.append)
+    marking = marking_of(world, written=batches.append)
     marking.add(mark(1, State.DEAD, Verdict.DEAD))
     marking.add(mark(2, State.DELIVERED, Verdict.DELIVERED))
     marking.close()

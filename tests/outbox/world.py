@@ -17,6 +17,7 @@ from outbox.destinations.http import HttpDestination
 from outbox.egress import Egress, read_networks
 from outbox.enqueue import enqueue
 from outbox.entry import Enqueued, NewEntry
+from outbox.flow_tables import destination_flow
 from outbox.store import outbox, outbox_attempts
 from outbox.verdict import AnswerRules
 from tests.outbox.pretend import Pretend
@@ -149,6 +150,11 @@ class World:
                     first_attempt_at=outbox.c.first_attempt_at - duration,
                     created_at=outbox.c.created_at - duration,
                 )
+            )
+            flow = destination_flow.c
+            moments = (flow.filled_at, flow.slowed_until, flow.opened_at, flow.probe_at)
+            await connection.execute(
+                update(destination_flow).values({one: one - duration for one in moments})
             )
 
     async def waits(self) -> list[float | None]:

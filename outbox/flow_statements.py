@@ -1,0 +1,177 @@
+"""The statements behind `outbox.flow`: who may go, what was taken, and how destinations stand."""
+
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Double,
+    FromClause,
+    Integer,
+    Select,
+    Text,
+    Update,
+    Uuid,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import Insert, insert
+
+from outbox.compiled import Compiled
+from outbox.flow_tables import LETS_GO_SOON, destination_flow, pauses
+from outbox.store import PENDING, SECOND, C, Time, outbox, record_set
+
+NOW = func.clock_timestamp()  # now() is when the transaction began, before it waited
+
+
+def _ask_statement() -> Select[Any]:
+    """What is due, how its destination stands, and, where it may go, that row locked."""
+    wanted = record_set("wanted", {"destination": C})
+    live, redriven = is_due(wanted, redriven=False), is_due(wanted, redriven=True)
+    # Materialized: nothing is locked of a destination for which nothing is due.
+    due = (
+        select(wanted.c.destination, live.label("live"), redriven.label("redriven"))
+        .cte("due")
+        .prefix_with("MATERIALIZED")
+    )
+    seen = destination_flow.alias("seen")
+    paused = select(pauses.c.effect).where(pauses.c.destination == due.c.destination).correlate(due)
+    whole = paused.where(pauses.c.effect == "").exists()
+    locked = locked_row(due, whole)
+    names = ("breaker", "failures", "probe_at", "slowed_until", "tokens", "filled_at")
+    # What is locked may be newer than what was seen.
+    current = [
+        case((locked.c.destination.is_not(None), locked.c[name]), else_=seen.c[name]).label(name)
+        for name in names
+    ]
+    return (
+        select(
+            due,
+            seen.c.destination.is_not(None).label("known"),
+            locked.c.destination.label("locked"),
+            whole.label("paused"),
+            *current,
+            NOW.label("now"),
+            LETS_GO_SOON.label("lets_go"),
+        )
+        .select_from(
+            due.outerjoin(seen, seen.c.destination == due.c.destination).outerjoin(locked, true())
+        )
+        .where(or_(due.c.live, due.c.redriven))
+    )
+
+
+def is_due(wanted: FromClause, *, redriven: bool) -> ColumnElement[bool]:
+    """Whether an entry is due; by this much of the index, however many others back off."""
+    return (
+        select(outbox.c.id)
+        .where(
+            outbox.c.destination == wanted.c.destination,
+            outbox.c.state == PENDING,
+            outbox.c.redriven.is_(redriven),
+            outbox.c.due_at <= func.now(),
+        )
+        .correlate(wanted)
+        .exists()
+    )
+
+
+def locked_row(due: FromClause, paused: ColumnElement[bool]) -> Any:
+    flow = destination_flow.alias("flow")
+    return (
+        select(flow)
+        .where(
+            flow.c.destination == due.c.destination,
+            or_(flow.c.breaker == "closed", flow.c.probe_at <= NOW),
+            or_(flow.c.slowed_until.is_(None), flow.c.slowed_until <= NOW),
+            ~paused,
+        )
+        .with_for_update(skip_locked=True)
+        .lateral("locked")
+    )
+
+
+def _know_statement() -> Insert:
+    given = record_set("given", {"destination": C}).c
+    named = select(given.destination).order_by(given.destination)
+    return insert(destination_flow).from_select(["destination"], named).on_conflict_do_nothing()
+
+
+def _take_statement() -> Update:
+    given = record_set("given", {"destination": C, "tokens": Double(), "probe": Double()}).c
+    flow = destination_flow.c
+    return (
+        update(destination_flow)
+        .where(flow.destination == given.destination)
+        .values(
+            tokens=given.tokens,
+            filled_at=NOW,
+            probe_at=case((given.probe.is_not(None), NOW + given.probe * SECOND)),
+        )
+    )
+
+
+def _give_back_statement() -> Update:
+    """A probe that was not made may be made by the next who asks."""
+    given = record_set("given", {"destination": C, "calls": Integer(), "probe": Boolean()}).c
+    flow = destination_flow.c
+    return (
+        update(destination_flow)
+        .where(flow.destination == given.destination)
+        .values(
+            tokens=flow.tokens + given.calls,
+            probe_at=case((and_(given.probe, flow.breaker == "open"), NOW), else_=flow.probe_at),
+        )
+    )
+
+
+def _standing_statement() -> Select[Any]:
+    given = record_set("given", {"destination": C}).c
+    return (
+        select(destination_flow, NOW.label("now"))
+        .where(destination_flow.c.destination == given.destination)
+        .order_by(destination_flow.c.destination)
+        .with_for_update(of=destination_flow)
+    )
+
+
+def _note_statement() -> Update:
+    given = record_set(
+        "given",
+        {
+            "destination": C,
+            "breaker": Text(),
+            "failures": Integer(),
+            "failing": Uuid(),
+            "opened_at": Time,
+            "probe_at": Time,
+            "reason": Text(),
+            "slowed_until": Time,
+            "slower": Boolean(),
+        },
+    ).c
+    flow = destination_flow.c
+    same = ("breaker", "failures", "failing", "opened_at", "probe_at", "reason", "slowed_until")
+    return (
+        update(destination_flow)
+        .where(flow.destination == given.destination)
+        .values(
+            # whoever was told to call less begins again with nothing, not with a full bucket
+            tokens=case((given.slower, 0.0), else_=flow.tokens),
+            filled_at=case((given.slower, NOW), else_=flow.filled_at),
+            **{name: given[name] for name in same},
+        )
+    )
+
+
+ASK = Compiled(_ask_statement())
+KNOW = Compiled(_know_statement())
+TAKE = Compiled(_take_statement())
+GIVE_BACK = Compiled(_give_back_statement())
+STANDING = Compiled(_standing_statement())
+NOTE = Compiled(_note_statement())

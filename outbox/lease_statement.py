@@ -1,0 +1,184 @@
+"""The statement that takes due entries, and gives up those that have used themselves up."""
+
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Double,
+    FromClause,
+    Integer,
+    Update,
+    Uuid,
+    and_,
+    case,
+    func,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy.sql.selectable import LateralFromClause
+
+from outbox.compiled import Compiled
+from outbox.entry import RESTORED
+from outbox.flow_tables import LETS_GO_SOON, pauses
+from outbox.lanes import waits_for_another
+from outbox.store import (
+    DEAD,
+    PENDING,
+    SECOND,
+    SKIPPED,
+    UNCERTAIN,
+    C,
+    Time,
+    outbox,
+    record_set,
+)
+
+Columns: TypeAlias = ReadOnlyColumnCollection[str, Any]
+
+NEVER_ANSWERED = "the last call was never answered"
+KEY_LIFE_OVER = "the key's lifetime is over, and an attempt may have taken effect"
+USED_UP = "attempts used up"
+EXPIRED = "expired"
+EXPIRED_MAYBE_SENT = "expired, and an attempt may have taken effect"
+
+
+def _lease_statement() -> Update:
+    wanted = record_set(
+        "wanted",
+        {
+            "destination": C,
+            "free": Integer(),
+            "lease": Double(),
+            "hold": Boolean(),
+            "max_attempts": Integer(),
+            "key_life": Double(),
+            "concurrency": Integer(),
+            "redriven": Boolean(),
+            "probe": Boolean(),
+            "after": Time,
+            "upto": Time,
+        },
+    )
+    room = _room(wanted)
+    due = _due(wanted, room)
+    state, reason = _fate(due.c, wanted.c)
+    limits = (wanted.c.lease, wanted.c.probe)
+    # Materialized: run a second time, it would lock other rows than the first.
+    picked = (
+        select(due, *limits, state.label("fate"), reason.label("reason"))
+        .select_from(wanted.join(room, true()).join(due, true()))
+        .cte("picked")
+        .prefix_with("MATERIALIZED")
+    )
+    held = picked.c
+    goes_on = held.fate == PENDING
+    return (
+        update(outbox)
+        .where(outbox.c.id == held.id)
+        .values(
+            state=held.fate,
+            attempts=outbox.c.attempts + case((goes_on, 1), else_=0),
+            call_open=goes_on,
+            due_at=case((goes_on, func.now() + held.lease * SECOND)),
+            first_attempt_at=func.coalesce(outbox.c.first_attempt_at, case((goes_on, func.now()))),
+            last_error=case((goes_on, outbox.c.last_error), else_=held.reason),
+            completed_at=case((goes_on, null()), else_=func.now()),
+        )
+        .returning(
+            outbox,
+            func.now().label("leased_at"),
+            held.lease.label("lease_seconds"),
+            held.probe,
+            held.attempts.label("was_attempts"),
+            held.due_at.label("was_due_at"),
+            held.call_open.label("was_open"),
+            held.first_attempt_at.is_not(None).label("was_maybe_sent"),
+            LETS_GO_SOON.label("lets_go"),
+        )
+    )
+
+
+def _room(wanted: FromClause) -> LateralFromClause:
+    """How many may be taken: what is wanted, less than the destination takes at once in all."""
+    ended = record_set("ended", {"id": Uuid(), "attempt": Integer()}, parameter="ended")
+    over = select(ended.c.id).where(ended.c.id == outbox.c.id, ended.c.attempt == outbox.c.attempts)
+    under_way = (
+        select(func.count())
+        .where(
+            outbox.c.destination == wanted.c.destination,
+            outbox.c.call_open,
+            outbox.c.due_at > func.now(),
+            ~over.correlate(outbox).exists(),
+        )
+        .correlate(wanted)
+        .scalar_subquery()
+    )
+    # without a limit of the destination the second is null, and the first counts
+    left = func.least(wanted.c.free, wanted.c.concurrency - under_way)
+    return select(func.greatest(left, 0).label("room")).lateral("room")
+
+
+def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:
+    """The first entries that may go now, as many as there is *room* for, locked."""
+    paused = select(pauses.c.effect).where(
+        pauses.c.destination == outbox.c.destination, pauses.c.effect == outbox.c.effect
+    )
+    return (
+        select(
+            outbox.c.id,
+            outbox.c.idempotent,
+            outbox.c.attempts,
+            outbox.c.attempts_before,
+            outbox.c.call_open,
+            outbox.c.due_at,
+            outbox.c.first_attempt_at,
+            outbox.c.last_error,
+            outbox.c.expires_at,
+        )
+        .where(
+            outbox.c.destination == wanted.c.destination,
+            outbox.c.state == PENDING,
+            outbox.c.redriven == wanted.c.redriven,
+            outbox.c.due_at <= func.now(),
+            outbox.c.due_at > wanted.c.after,
+            outbox.c.due_at <= wanted.c.upto,
+            ~paused.correlate(outbox).exists(),
+            ~waits_for_another(wanted),
+        )
+        .order_by(outbox.c.due_at)
+        .limit(room.c.room)
+        .with_for_update(skip_locked=True)
+        .lateral("due")
+    )
+
+
+def _fate(due: Columns, limits: Columns) -> tuple[ColumnElement[str], ColumnElement[str]]:
+    """State and reason of an entry that is due: it goes on (pending) or has used itself up."""
+    maybe_sent = due.first_attempt_at.is_not(None)
+    unanswered = and_(due.call_open, ~due.idempotent)
+    life_over = due.first_attempt_at + limits.key_life * SECOND <= func.now()
+    used_up = due.attempts - due.attempts_before >= limits.max_attempts
+    expired = due.expires_at <= func.now()
+    state = case(
+        (or_(unanswered, life_over, and_(or_(used_up, expired), maybe_sent)), UNCERTAIN),
+        (used_up, DEAD),
+        (expired, SKIPPED),
+        else_=PENDING,
+    )
+    over = case((due.last_error == RESTORED, RESTORED), else_=KEY_LIFE_OVER)
+    reason = case(
+        (unanswered, NEVER_ANSWERED),
+        (life_over, over),
+        (used_up, USED_UP),
+        (maybe_sent, EXPIRED_MAYBE_SENT),
+        else_=EXPIRED,
+    )
+    return state, reason
+
+
+LEASE = Compiled(_lease_statement())

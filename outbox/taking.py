@@ -1,0 +1,149 @@
+"""One turn of a relay: what may go is asked for, taken for the free slots, and written down."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from outbox import flow
+from outbox.calling import Edges
+from outbox.destinations import Destination
+from outbox.flow import Asked, Permit
+from outbox.leasing import GivenUp, Leased, Wanted, lease
+from outbox.windows import Backlog, Windows
+
+log = structlog.get_logger()
+
+Ended = Collection[tuple[UUID, int]]
+
+
+class Taking:
+    """The slots of one relay, and what it knows of the destinations that fill them."""
+
+    def __init__(  # noqa: PLR0913  # its edges are passed in
+        self,
+        engine: AsyncEngine,
+        destinations: Mapping[str, Destination],
+        *,
+        lease: timedelta,
+        edges: Edges,
+        may_call: Callable[[AsyncConnection], Awaitable[bool]],
+        learn: Callable[[Asked], None],
+    ) -> None:
+        self._engine = engine
+        self._destinations = destinations
+        self._lease = lease
+        self._edges = edges
+        self._may_call = may_call
+        self._learn = learn
+        self._in_flight: Counter[str] = Counter()
+        self._windows = Windows()
+        self._hungry: set[str] = set()  # destinations for which more may be due than was taken
+        self.more_to_look_through = False
+        self.soonest: float | None = None  #: seconds until something that waits may go
+
+    def release(self, destination: str) -> bool:
+        """One slot is free again; True if something may be waiting for it."""
+        self._in_flight[destination] -= 1
+        return destination in self._hungry
+
+    async def take(self, ended: Ended) -> tuple[list[Leased], list[GivenUp]]:
+        """Lease for every free slot; each of them is taken until it is released."""
+        free = {
+            name: one.concurrency - self._in_flight[name]
+            for name, one in self._destinations.items()
+            if one.concurrency > self._in_flight[name]
+        }
+        self.soonest, self.more_to_look_through = None, False
+        if not free:
+            return [], []
+
+        async with self._engine.begin() as connection:
+            if not await self._may_call(connection):
+                return [], []
+            rates = {name: self._destinations[name].rate for name in free}
+            asked = await flow.ask(connection, rates)
+            leased, given_up = await self._take(connection, asked.permits, free, ended)
+            called = Counter(one.destination for one in leased)
+            await flow.take(connection, asked.permits, called, lease=self._lease)
+            if leased:
+                self._edges.point("relay-in-lease")
+        if leased:
+            self._edges.point("relay-after-lease")
+        self._in_flight.update(called)
+        self._learn(asked)
+        waits = [asked.soonest, *(one.again for one in asked.permits if called[one.destination])]
+        self.soonest = min((wait for wait in waits if wait is not None), default=None)
+        _tell(given_up)
+        return leased, given_up
+
+    async def _take(
+        self,
+        connection: AsyncConnection,
+        permits: Sequence[Permit],
+        free: Mapping[str, int],
+        ended: Ended,
+    ) -> tuple[list[Leased], list[GivenUp]]:
+        """Live entries first, and what is left of the slots for redriven ones."""
+        left = {
+            one.destination: free[one.destination]
+            if one.most is None
+            else min(free[one.destination], one.most)
+            for one in permits
+        }
+        leased: list[Leased] = []
+        given_up: list[GivenUp] = []
+        self._hungry -= free.keys()
+        for redriven in (False, True):
+            asking = {
+                Backlog(one.destination, redriven): one
+                for one in permits
+                if left[one.destination] and (one.redriven if redriven else one.live)
+            }
+            if not asking:
+                continue
+            windows = await self._windows.look(connection, asking)
+            wanted = [
+                replace(self._wanted(backlog, permit, left), window=windows[backlog])
+                for backlog, permit in asking.items()
+            ]
+            some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
+            taken = Counter(one.destination for one in some)
+            taken.update(one.destination for one in gone)
+            full = {one: taken[one.destination] >= left[one.destination] for one in asking}
+            self._hungry |= {one.destination for one, enough in full.items() if enough}
+            self.more_to_look_through |= self._windows.looked(full)
+            left = {name: slots - taken[name] for name, slots in left.items()}
+            leased += some
+            given_up += gone
+        return leased, given_up
+
+    def _wanted(self, backlog: Backlog, permit: Permit, left: Mapping[str, int]) -> Wanted:
+        destination = self._destinations[backlog.destination]
+        return Wanted(
+            destination=backlog.destination,
+            free=left[backlog.destination],
+            lease=self._lease,
+            hold_after_dead=destination.after_dead == "hold",
+            max_attempts=destination.max_attempts,
+            key_life=destination.key_life(lease=self._lease),
+            concurrency=destination.concurrency,
+            redriven=backlog.redriven,
+            probe=permit.probe,
+        )
+
+
+def _tell(given_up: Sequence[GivenUp]) -> None:
+    for gone in given_up:
+        log.warning(
+            "relay.given_up",
+            entry=str(gone.id),
+            destination=gone.destination,
+            effect=gone.effect,
+            state=gone.state.value,
+            reason=gone.reason,
+        )

@@ -1,0 +1,418 @@
+"""Stories of what a destination takes: over all relays that call it, by the database's clock."""
+
+import asyncio
+import time
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import event, select, text
+from structlog.testing import capture_logs
+
+from outbox import relay
+from outbox.breaker import Breaker
+from outbox.flow import Rate
+from outbox.flow_tables import destination_flow
+from outbox.pausing import pause, paused, resume
+from outbox.store import outbox
+from outbox.waiting import Waits, standings, waiting_for
+from tests.outbox.pretend import Answers, Misbehaves, in_turn
+from tests.outbox.world import an_entry, run_sql
+
+pytestmark = pytest.mark.anyio
+
+BREAKER = Breaker(after=3, pause=timedelta(minutes=1), pause_max=timedelta(minutes=5))
+SICK = Answers(status=503)
+
+
+async def flow_of(world, destination="payments"):
+    async with world.engine.connect() as connection:
+        rows = await connection.execute(
+            select(destination_flow).where(destination_flow.c.destination == destination)
+        )
+        return rows.one_or_none()
+
+
+async def the_pause_is_over(world):
+    await run_sql(world.engine, "update reconciler.destination_flow set probe_at = now()")
+
+
+async def waits(world):
+    """What each entry waits for, in the order of their events."""
+    entries = await world.entries()
+    async with world.engine.connect() as connection:
+        found = await waiting_for(connection, {one.id: one.destination for one in entries})
+    return [found[one.id].what if one.id in found else None for one in entries]
+
+
+async def all_through(world):
+    return "pending" not in await world.states()
+
+
+async def test_concurrency_counts_over_all_relays(world, pretend):
+    """Three relays of a destination that takes four calls at once: it never sees a fifth."""
+    world.set(concurrency=4)
+    pretend.behave = in_turn(Misbehaves("answers_late"))
+    await world.enqueue(*(an_entry(n) for n in range(1, 31)))
+    async with world.running(), world.running(), world.running():
+        await world.until(lambda: pretend.in_flight == 4)
+        await asyncio.sleep(0.1)  # for whoever would make a fifth
+        assert [Waits.ANSWER] * 4 == [one for one in await waits(world) if one is Waits.ANSWER]
+        pretend.release.set()
+        await world.until(lambda: all_through(world))
+    assert 4 == pretend.most_in_flight
+    assert 30 == len(pretend.calls)
+
+
+async def test_a_call_whose_lease_has_ended_takes_no_slot(world, pretend):
+    """Its relay is dead: others need not wait for what it was doing."""
+    world.set(concurrency=1)
+    await world.enqueue(an_entry(1), an_entry(2))
+    await run_sql(
+        world.engine,
+        "update reconciler.outbox set attempts = 1, call_open = true,"
+        " due_at = clock_timestamp() + interval '1 hour' where event_id = 'evt_1'",
+    )
+    assert 0 == await world.relay_once()
+    await run_sql(
+        world.engine,
+        "update reconciler.outbox set due_at = now() - interval '1 second'"
+        " where event_id = 'evt_1'",
+    )
+    assert 1 == await world.relay_once()
+
+
+async def test_a_call_that_ended_makes_room_before_it_is_marked(world, pretend):
+    """One relay keeps its slots full: it knows which of the open calls are over."""
+    world.set(concurrency=1)
+    pretend.behave = in_turn(Misbehaves("answers_late"), Answers())
+    await world.enqueue(an_entry(1), an_entry(2))
+    async with world.running(), world.engine.connect() as other:
+        await world.until(lambda: pretend.in_flight == 1)
+        await other.execute(select(outbox.c.id).where(outbox.c.call_open).with_for_update())
+        pretend.release.set()
+        await world.until(lambda: len(pretend.calls) == 2)
+        assert ["pending", "pending"] == await world.states()
+        await other.rollback()
+        await world.until(lambda: all_through(world))
+
+
+async def test_a_rate_is_shared_by_relays_and_effects(world, pretend):
+    """Fifty calls a second, whoever makes them: thirty, of two effects, take half a second."""
+    world.set(rate=Rate(per_second=50, burst=5))
+    arrivals = []
+
+    def behave(_number, _call):
+        arrivals.append(time.monotonic())
+        return Answers()
+
+    pretend.behave = behave
+    await world.enqueue(
+        *(an_entry(n, effect="capture" if n % 2 else "receipt") for n in range(1, 31))
+    )
+    async with world.running(), world.running(), world.running():
+        await world.until(lambda: all_through(world))
+    assert 30 == len(pretend.calls)
+    assert arrivals[-1] - arrivals[0] >= (30 - 5) / 50 - 0.02
+    tenths = [sum(began <= at < began + 0.1 for at in arrivals) for began in arrivals]
+    assert max(tenths) <= 5 + 5 + 1, tenths
+
+
+async def test_what_was_leased_and_not_sent_is_given_back_to_the_rate(world, pretend):
+    """A relay is stopped right after it has leased: what it did not call does not count."""
+    world.set(rate=Rate(per_second=0.001, burst=3))
+    async with world.running() as first:
+        await world.until(lambda: first.turns)
+        first.stop.set()
+    await world.enqueue(an_entry(1), an_entry(2))
+    stopping = asyncio.Event()
+    await relay.run(
+        world.engine,
+        world.destinations,
+        world.policy,
+        hint=asyncio.Event(),
+        stop=stopping,
+        progress=lambda: None,
+        point=lambda name: stopping.set() if name == "relay-after-lease" else None,
+    )
+    assert [] == pretend.calls
+    assert 2.9 < (await flow_of(world)).tokens <= 3.1
+
+
+async def test_nobody_waits_for_a_destination_that_another_relay_leases_for(world, pretend):
+    """The row is locked by somebody who has stopped: others go on with what is not his."""
+    await world.relay_once()
+    await world.enqueue(an_entry(1), an_entry(2, destination="mail"))
+    await run_sql(
+        world.engine, "insert into reconciler.destination_flow (destination) values ('payments')"
+    )
+    both = {"payments": world.destination, "mail": world.destination}
+    async with world.engine.connect() as other, other.begin():
+        await other.execute(select(destination_flow).with_for_update())
+        assert 1 == await relay.run_once(world.engine, both, world.policy)
+    assert ["key_2"] == pretend.keys
+    assert 1 == await relay.run_once(world.engine, both, world.policy)
+
+
+async def test_a_destination_that_is_not_well_is_left_alone(world, pretend):
+    """After three failures in a row it is called no more: nobody uses attempts up meanwhile."""
+    world.set(breaker=BREAKER, concurrency=1)
+    pretend.behave = in_turn(SICK)
+    await world.enqueue(*(an_entry(n) for n in range(1, 8)))
+    with capture_logs() as logs:
+        for _ in range(6):
+            await world.relay_once()
+    assert 3 == len(pretend.calls)
+    assert [1, 1, 1, 0, 0, 0, 0] == [one.attempts for one in await world.entries()]
+    assert [None] * 4 == [one.first_attempt_at for one in await world.entries()][3:]
+    (alert,) = [line for line in logs if line["event"] == "relay.breaker_opened"]
+    assert ("payments", "error", "answered 503") == tuple(
+        alert[name] for name in ("destination", "log_level", "reason")
+    )
+    assert Waits.BREAKER is (await waits(world))[6]
+    async with world.engine.connect() as connection:
+        told = (await standings(connection))["payments"]
+    assert ("open", "breaker", 3) == (told["breaker"], told["waiting_for"], told["failures"])
+    assert told["waiting_until"] == told["probe_at"]
+
+
+async def test_one_probe_over_all_relays_and_a_success_closes(world, pretend):
+    """Half open: one call sees whether it is well, the others wait for what it finds."""
+    world.set(breaker=BREAKER)
+    pretend.behave = lambda number, _: SICK if number <= 4 else Misbehaves("answers_late")
+    await world.enqueue(*(an_entry(n) for n in range(1, 5)))
+    await world.relay_once()
+    await world.enqueue(*(an_entry(n) for n in range(11, 31)))
+    assert 0 == await world.relay_once()
+    await the_pause_is_over(world)
+    async with world.running(), world.running(), world.running():
+        await world.until(lambda: pretend.in_flight == 1)
+        await asyncio.sleep(0.1)  # for whoever would make a second
+        assert (5, 1) == (len(pretend.calls), pretend.in_flight)
+        pretend.release.set()
+        await world.until(lambda: len(pretend.calls) == 24)
+    assert "closed" == (await flow_of(world)).breaker
+    assert 20 == (await world.states()).count("delivered")
+
+
+async def test_a_probe_that_fails_waits_longer_for_the_next(world, pretend):
+    world.set(breaker=BREAKER, concurrency=8)
+    pretend.behave = in_turn(SICK)
+    await world.enqueue(*(an_entry(n) for n in range(1, 21)))
+    await world.relay_once()
+    assert 8 == len(pretend.calls)
+    for number in (9, 10):
+        await the_pause_is_over(world)
+        await world.relay_once()
+        await world.relay_once()
+        assert number == len(pretend.calls)
+    flow = await flow_of(world)
+    assert timedelta(minutes=3.9) < flow.probe_at - flow.opened_at < timedelta(minutes=5.1)
+
+
+async def test_a_relay_that_dies_with_the_probe_leaves_it_to_others(world, pretend):
+    """The probe is nobody's when its lease has ended."""
+    world.set(breaker=BREAKER)
+    pretend.behave = in_turn(SICK)
+    await world.enqueue(*(an_entry(n) for n in range(1, 21)))
+    await world.relay_once()
+    await the_pause_is_over(world)
+
+    def dies(name):
+        if name == "relay-after-lease":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await world.relay_once(point=dies)
+    assert 0 == await world.relay_once()
+    flow = await flow_of(world)
+    assert world.policy.lease - timedelta(seconds=5) < flow.probe_at - (await now(world))
+    await the_pause_is_over(world)
+    assert 1 == await world.relay_once()
+
+
+async def now(world):
+    async with world.engine.connect() as connection:
+        return await connection.scalar(text("select clock_timestamp()"))
+
+
+async def test_wrong_credentials_open_it_at_once(world, pretend):
+    """401 is about us, not about an entry: an alert, and one call a minute until it is mended."""
+    world.set(breaker=BREAKER, concurrency=1)
+    pretend.behave = in_turn(Answers(status=401), Answers())
+    await world.enqueue(an_entry(1), an_entry(2))
+    await world.relay_once()
+    assert 0 == await world.relay_once()
+    await the_pause_is_over(world)
+    assert 1 == await world.relay_once()
+    assert ["pending", "delivered"] == await world.states()
+    assert "closed" == (await flow_of(world)).breaker
+
+
+async def test_a_call_that_is_refused_says_nothing_of_its_destination(world, pretend):
+    world.set(breaker=BREAKER)
+    pretend.behave = in_turn(Answers(status=400))
+    await world.enqueue(*(an_entry(n) for n in range(1, 10)))
+    await world.relay_once()
+    assert 1 == await world.relay_once()
+    assert ["dead"] * 9 == await world.states()
+
+
+async def test_a_busy_destination_is_called_less_by_everybody(world, pretend):
+    """C86, C88: 429 slows all its entries down, in every relay; a 503 only the one it answers."""
+    world.set(concurrency=1)
+    later = (("Retry-After", "20"),)
+    pretend.behave = in_turn(
+        Answers(status=503, headers=later), Answers(status=429, headers=later), Answers()
+    )
+    await world.enqueue(an_entry(1), an_entry(2), an_entry(3))
+    assert 1 == await world.relay_once()
+    assert 1 == await world.relay_once()
+    assert 0 == await world.relay_once()
+    flow = await flow_of(world)
+    assert timedelta(seconds=18) < flow.slowed_until - (await now(world)) <= timedelta(seconds=20)
+    assert Waits.SLOWED is (await waits(world))[2]
+    await run_sql(world.engine, "update reconciler.destination_flow set slowed_until = now()")
+    assert 1 == await world.relay_once()
+    assert ["pending", "pending", "delivered"] == await world.states()
+
+
+async def test_retry_after_is_clamped_for_the_destination_too(world, pretend):
+    """A hostile value stops nobody for longer than an hour."""
+    pretend.behave = in_turn(Answers(status=429, headers=(("Retry-After", "9" * 400),)))
+    await world.enqueue(an_entry())
+    await world.relay_once()
+    slowed = (await flow_of(world)).slowed_until - await now(world)
+    assert timedelta(minutes=59) < slowed <= timedelta(hours=1)
+
+
+async def test_a_pause_counts_from_the_next_lease_of_every_relay(world, pretend):
+    """Nothing is kept in mind: relays that are at work send no more from one turn to the next."""
+    async with world.running(), world.running():
+        await world.enqueue(an_entry(1))
+        await world.until(lambda: len(pretend.calls) == 1)
+        async with world.engine.begin() as connection:
+            assert await pause(connection, "payments", actor="ops", reason="they asked us to")
+            assert not await pause(connection, "payments", actor="another", reason=None)
+        await world.enqueue(an_entry(2))
+        await asyncio.sleep(0.1)  # for whoever would call it
+        assert 1 == len(pretend.calls)
+        assert [None, Waits.PAUSE] == await waits(world)
+        async with world.engine.begin() as connection:
+            assert ["ops"] == [one["actor"] for one in await paused(connection)]
+            assert await resume(connection, "payments")
+            assert not await resume(connection, "payments")
+        await world.until(lambda: len(pretend.calls) == 2)
+
+
+async def test_a_pause_of_one_effect_lets_the_others_go(world, pretend):
+    async with world.engine.begin() as connection:
+        await pause(connection, "payments", effect="capture", actor="ops", reason=None)
+    await world.enqueue(an_entry(1), an_entry(2, effect="receipt"))
+    assert 1 == await world.relay_once()
+    assert ["key_2"] == pretend.keys
+    assert [Waits.PAUSE, None] == await waits(world)
+
+
+async def test_a_paused_effect_holds_its_lane(world, pretend):
+    """Order is not given up because somebody paused what comes first."""
+    async with world.engine.begin() as connection:
+        await pause(connection, "payments", effect="capture", actor="ops", reason=None)
+    about = {"kind": "order", "key": "42", "ordered": True}
+    await world.enqueue(
+        an_entry(1, **about, revision=1),
+        an_entry(2, **about, revision=2, effect="receipt"),
+        an_entry(3, kind="order", key="43", ordered=True, revision=1, effect="receipt"),
+    )
+    assert 1 == await world.relay_once()
+    assert ["key_3"] == pretend.keys
+    assert [Waits.PAUSE, Waits.LANE, None] == await waits(world)
+
+
+async def test_what_is_too_old_when_it_would_be_sent_is_skipped(world, pretend):
+    """A code that was good for an hour is not mailed a day later; the trace says why."""
+    hour = timedelta(hours=1)
+    await world.enqueue(an_entry(1, expires=hour), an_entry(2))
+    await run_sql(
+        world.engine, "update reconciler.outbox set expires_at = expires_at - interval '2 hours'"
+    )
+    assert 1 == await world.relay_once()
+    assert ["key_2"] == pretend.keys
+    one, _ = await world.entries()
+    assert ("skipped", "expired", 0) == (one.state, one.last_error, one.attempts)
+    assert one.completed_at is not None
+
+
+async def test_what_may_have_been_sent_does_not_just_expire(world, pretend):
+    """Nobody knows what became of it: it is not recorded as never sent."""
+    pretend.behave = in_turn(Misbehaves("closes"))
+    await world.enqueue(an_entry(1, expires=timedelta(hours=1)))
+    await world.relay_once()
+    await run_sql(
+        world.engine,
+        "update reconciler.outbox set due_at = now(), expires_at = now() - interval '1 second'",
+    )
+    assert 0 == await world.relay_once()
+    one = await world.entry()
+    assert ("uncertain", "expired, and an attempt may have taken effect") == (
+        one.state,
+        one.last_error,
+    )
+
+
+async def test_expiry_counts_from_the_cause_and_never_from_a_clock_that_is_ahead(world):
+    hour, moment = timedelta(hours=1), await now(world)
+    await world.enqueue(
+        an_entry(1, expires=hour, happened_at=moment - 3 * hour),
+        an_entry(2, expires=hour, happened_at=moment + 3 * hour),
+        an_entry(3, expires=hour),
+        an_entry(4),
+    )
+    told = [one.expires_at and one.expires_at - moment for one in await world.entries()]
+    assert -2 * hour == told[0]
+    assert all(hour <= one < hour + timedelta(minutes=1) for one in told[1:3])
+    assert told[3] is None
+
+
+async def test_an_idle_turn_takes_no_lock_and_one_statement(world):
+    """What is looked at four times a second has to cost next to nothing."""
+    await world.enqueue(an_entry())
+    await world.relay_once()
+    statements = []
+
+    def note(_connection, _cursor, statement, *_):
+        statements.append(statement)
+
+    event.listen(world.engine.sync_engine, "before_cursor_execute", note)
+    assert 0 == await world.relay_once()
+    assert 1 == len(statements)
+    before = await flow_of(world)
+    assert before == await flow_of(world)
+
+
+async def test_entries_that_back_off_cost_no_turn_anything(world):
+    """A hundred thousand of them are not read to find that none is due."""
+    await world.enqueue(an_entry())
+    await run_sql(
+        world.engine,
+        "insert into reconciler.outbox (id, sender, event_id, effect, destination, method, path,"
+        " state, due_at) select gen_random_uuid(), 'shop', 'many_' || n, 'capture', 'payments',"
+        " 'POST', '/', 'pending', now() + interval '1 hour' from generate_series(1, 20000) n",
+    )
+    await run_sql(world.engine, "analyze reconciler.outbox")
+    explained = []
+
+    def explain(_connection, _cursor, statement, parameters, *_):
+        explained.append((statement, parameters))
+
+    event.listen(world.engine.sync_engine, "before_cursor_execute", explain)
+    assert 1 == await world.relay_once()
+    event.remove(world.engine.sync_engine, "before_cursor_execute", explain)
+    for statement, parameters in explained[:4]:
+        async with world.engine.connect() as connection:
+            plan = await connection.exec_driver_sql(
+                f"explain (analyze, buffers) {statement}", parameters
+            )
+            told = "\n".join(plan.scalars())
+            await connection.rollback()
+        assert "Seq Scan on outbox" not in told, told
+        assert "Rows Removed by Filter: 20000" not in told, told
