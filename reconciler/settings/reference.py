@@ -25,7 +25,7 @@ def with_reference(page: str) -> str:
 
 def reference() -> Iterator[str]:
     """The lines of the reference: one table for each table of the configuration."""
-    for header, model in tables(Settings, ""):
+    for header, model in dict.fromkeys(tables(Settings, "")):  # a table may be in several kinds
         if plain := {key: field for key, field in keys_of(model).items() if not is_table(field)}:
             yield f"## {f'`{header}`' if header else 'Top level'}"
             yield ""
