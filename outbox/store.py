@@ -148,12 +148,7 @@ Index(
     postgresql_where=text("state = 'uncertain'"),
 )
 # Calls under way: as many as a destination takes at once, over all processes.
-Index(
-    "outbox_open_idx",
-    outbox.c.destination,
-    outbox.c.due_at,
-    postgresql_where=text("call_open"),
-)
+Index("outbox_open_idx", outbox.c.destination, outbox.c.due_at, postgresql_where=text("call_open"))
 
 outbox_attempts = Table(
     "outbox_attempts",
