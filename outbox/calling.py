@@ -9,12 +9,12 @@ from uuid import UUID
 import structlog
 
 from outbox.backoff import Backoff, delay
-from outbox.breaker import Seen
 from outbox.destinations import Destination, Request
 from outbox.entry import State, Verdict
 from outbox.leasing import Leased
 from outbox.resting import Follow
 from outbox.settling import Mark
+from outbox.telling import seen_of
 from outbox.verdict import Answer, Failure, Reply, Ruling, Sent
 
 log = structlog.get_logger()
@@ -68,15 +68,7 @@ def mark_of(
         error=ruling.reason or None,
         effect=leased.effect,
         answer=None if isinstance(result, Failure) else result,
-        seen=Seen(
-            destination=leased.destination,
-            entry=leased.id,
-            trouble=ruling.trouble,
-            opens=ruling.slowly,
-            probe=leased.probe,
-            slowed=ruling.slowed,
-            reason=ruling.reason or None,
-        ),
+        seen=seen_of(leased, ruling, result),
     )
 
 

@@ -21,10 +21,7 @@ Naming = Callable[[int, Mapping[str, str], Any], str | None]
 """What an answer calls the thing that is there already."""
 
 REFUSALS_IN_A_ROW = 5  # from then on a 403 or 3xx is taken for a matter of configuration
-TOO_MANY = 429
-NEVER_DONE = frozenset({425, TOO_MANY})  # too early, too many: said before anything was done
-CLOSES_DOWN = 421  # of a mail server (RFC 5321, 4.2.3)
-SLOWED = timedelta(seconds=1)  # a destination is left alone after a 429 that says not how long
+NEVER_DONE = frozenset({425, 429})  # too early, too many: said before anything was done
 
 
 class Sent(StrEnum):
@@ -103,8 +100,6 @@ class Ruling:
     slowly: bool = False  #: probably not wanted before somebody changes the configuration
     retry_after: RetryAfter | None = None
     settles: bool = False  #: what it says holds for the attempts before it too
-    trouble: bool = False  #: it tells of a destination that is not well, whatever is asked of it
-    slowed: timedelta | None = None  #: the destination wants fewer calls, for so long
 
 
 def verdict(
@@ -128,21 +123,7 @@ def verdict(
                 found = _judge_replay(found)
             asked = read_retry_after(result.headers, now=now, most=rules.retry_after_max)
             found = replace(found, status=result.status, retry_after=asked)
-            if result.status == TOO_MANY:
-                found = replace(found, slowed=asked.wait if asked else SLOWED)
-    return replace(_in_the_light_of(before, found), trouble=_is_trouble(result, found))
-
-
-def _is_trouble(result: Answer | Reply | Failure, found: Ruling) -> bool:
-    """Whether others may fare no better: no answer, a broken one, or our credentials."""
-    match result:
-        case Failure():
-            return True
-        case Reply():
-            return found.slowly or result.status == CLOSES_DOWN
-        case Answer():
-            sick = found.slowly or (result.status >= 500 and not found.settles)
-            return sick and found.verdict is not Verdict.DELIVERED
+    return _in_the_light_of(before, found)
 
 
 def _judge_answer(answer: Answer, rules: AnswerRules, before: Before) -> Ruling:

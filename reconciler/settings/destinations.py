@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from reconciler.settings.resources import Rate
+from reconciler.settings.flow import FlowSettings
 from reconciler.settings.values import (
     Bool,
     Duration,
@@ -69,16 +69,7 @@ class ApplySettings(Section):
     """How many rows it should touch; fewer is a warning."""
 
 
-class BreakerSettings(Section):
-    after: Int = Field(default=10, ge=0, le=1000)
-    """How many failures in a row open it, of several entries; 0: it never opens."""
-    pause: Moment = timedelta(seconds=1)
-    """How long until one call is let through; after each that fails twice as long."""
-    pause_max: Moment = timedelta(minutes=1)
-    """The longest wait for the next such call."""
-
-
-class DestinationSettings(Section):
+class DestinationSettings(FlowSettings):
     """What every kind of destination has; each kind is a model of its own below."""
 
     kind: str
@@ -93,14 +84,6 @@ class DestinationSettings(Section):
     """`uuid`: the key goes out as a UUIDv5 of itself."""
     idempotent: Bool
     """Whether the destination honours the key."""
-    concurrency: Int = Field(default=8, ge=1, le=256)
-    """How many calls may be under way at once, over all replicas."""
-    rate: Rate | None = None
-    """How many calls it gets, over all replicas and effects, like `10/s`; absent: any number."""
-    burst: Int | None = Field(default=None, ge=1, le=100_000)
-    """How many of them at once after a quiet time; absent: what comes in a tenth of a second."""
-    breaker: BreakerSettings = BreakerSettings()
-    """When it is left alone because it does not answer, or is not well."""
     timeout: Moment = timedelta(seconds=15)
     """How long one call may take in all."""
     max_attempts: Int = Field(default=12, ge=1, le=1000)
