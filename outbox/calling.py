@@ -68,7 +68,7 @@ def mark_of(
         error=ruling.reason or None,
         effect=leased.effect,
         answer=None if isinstance(result, Failure) else result,
-        seen=seen_of(leased, ruling, result),
+        seen=None if result is None else seen_of(leased, ruling, result),
     )
 
 
