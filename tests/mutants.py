@@ -116,8 +116,8 @@ MUTANTS = (
     ),
     Mutant(
         promise="P10",
-        file="outbox/relay.py",
-        before="key_life=destination.key_life(lease=self._policy.lease)",
+        file="outbox/taking.py",
+        before="key_life=destination.key_life(lease=self._lease)",
         after="key_life=timedelta(days=36500)",
         story="tests/stories/test_p09_p10_delivered.py::"
         "test_p10_a_key_that_the_provider_may_have_forgotten_is_not_used_again",

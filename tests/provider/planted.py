@@ -16,7 +16,7 @@ class Planted:
 
 
 NO_LENGTH = bug(
-    "outbox/leasing.py",
+    "outbox/lease_statement.py",
     "due_at=case((goes_on, func.now() + held.lease * SECOND)),",
     "due_at=case((goes_on, func.now())),",
 )
@@ -55,8 +55,8 @@ PLANTED: dict[str, Planted] = {
         scenario="killed",
         mutants=(
             bug(
-                "outbox/relay.py",
-                "key_life=destination.key_life(lease=self._policy.lease)",
+                "outbox/taking.py",
+                "key_life=destination.key_life(lease=self._lease)",
                 'key_life=__import__("datetime").timedelta(days=36500)',
             ),
         ),
@@ -65,7 +65,7 @@ PLANTED: dict[str, Planted] = {
         scenario="killed",
         mutants=(
             bug(
-                "outbox/leasing.py",
+                "outbox/lease_statement.py",
                 "func.coalesce(outbox.c.first_attempt_at, case((goes_on, func.now())))",
                 "func.now()",
             ),
@@ -112,7 +112,7 @@ PLANTED: dict[str, Planted] = {
         scenario="replicas",
         mutants=(
             bug(
-                "outbox/leasing.py",
+                "outbox/lease_statement.py",
                 "            outbox.c.due_at <= func.now(),\n",
                 "            outbox.c.due_at <= __import__('sqlalchemy').bindparam(\n"
                 '                "clock", callable_=lambda: __import__("datetime").datetime.now(\n'
@@ -132,7 +132,7 @@ PLANTED: dict[str, Planted] = {
         scenario="order",
         mutants=(
             bug(
-                "outbox/leasing.py",
+                "outbox/lease_statement.py",
                 "            ~waits_for_another(wanted),\n",
                 "            outbox.c.id.is_not(None),\n",
             ),
