@@ -81,7 +81,7 @@ PLANTED: dict[str, tuple[Mutant, ...]] = {
     ),
     "a call of unknown outcome is repeated without a key": (
         bug(
-            "outbox/leasing.py",
+            "outbox/lease_statement.py",
             "unanswered = and_(due.call_open, ~due.idempotent)",
             "unanswered = and_(due.call_open, ~due.idempotent, due.idempotent)",
         ),
