@@ -67,7 +67,7 @@ def _lease_statement() -> Update:
     room = _room(wanted)
     due = _due(wanted, room)
     state, reason = _fate(due.c, wanted.c)
-    limits = (wanted.c.lease, wanted.c.probe)
+    limits = (wanted.c.lease, wanted.c.probe, room.c.room)
     # Materialized: run a second time, it would lock other rows than the first.
     picked = (
         select(due, *limits, state.label("fate"), reason.label("reason"))
@@ -94,6 +94,7 @@ def _lease_statement() -> Update:
             func.now().label("leased_at"),
             held.lease.label("lease_seconds"),
             held.probe,
+            held.room,
             held.attempts.label("was_attempts"),
             held.due_at.label("was_due_at"),
             held.call_open.label("was_open"),

@@ -53,6 +53,7 @@ class Leased:
     refusals: int
     maybe_sent: bool  #: an earlier attempt may have taken effect
     probe: bool  #: the one call that an open breaker lets through
+    room: int  #: for so many calls there was room when it was taken, this one included
     leased_at: datetime
     lease_ends: datetime
 
@@ -134,6 +135,7 @@ def _leased(row: Row[Any]) -> Leased:
         refusals=row.refusals,
         maybe_sent=row.was_maybe_sent,
         probe=row.probe,
+        room=row.room,
         leased_at=row.leased_at,
         lease_ends=row.due_at,
     )

@@ -114,8 +114,14 @@ class Taking:
             some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
             taken = Counter(one.destination for one in some)
             taken.update(one.destination for one in gone)
-            full = {one: taken[one.destination] >= left[one.destination] for one in asking}
-            self._hungry |= {one.destination for one, enough in full.items() if enough}
+            # Others may have left less room than we have slots: then one that ends makes some.
+            room = left | {one.destination: one.room for one in some}
+            full = {one: taken[one.destination] >= room[one.destination] for one in asking}
+            self._hungry |= {
+                name
+                for (name, _), enough in full.items()
+                if enough or (not taken[name] and self._in_flight[name])
+            }
             self.more_to_look_through |= self._windows.looked(full)
             left = {name: slots - taken[name] for name, slots in left.items()}
             leased += some

@@ -8,7 +8,9 @@ from reconciler.data import config_directory, migrations_directory
 def test_the_shipped_configuration_is_found():
     """The example, the presets and the profiles: TOML that can be read."""
     shipped = [config_directory() / "reconciler.toml", *config_directory().glob("*/*.toml")]
-    assert {"generic", "github", "standard-webhooks", "stripe", "adyen"} <= {path.stem for path in shipped}
+    assert {"generic", "github", "standard-webhooks", "stripe", "adyen"} <= {
+        path.stem for path in shipped
+    }
     for path in shipped:
         assert tomllib.loads(path.read_text())
 
