@@ -15,15 +15,17 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox import generations, holding
+from outbox.entry import uuid7
 from outbox.generations import Seen
 from reconciler import embedded, faults
-from reconciler.database import schema_of, transact, uuid7
+from reconciler.database import schema_of
 from reconciler.errors import DatabaseAwayError
 from reconciler.generation import Remembered, Verdict, caught_up, judge, next_number
 from reconciler.memory import Memory
 from reconciler.operations.assembly import Assembly
 from reconciler.polling import scans
 from reconciler.settings.models import Settings
+from reconciler.transactions import transact
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from outbox.compiled import Compiled
-from outbox.entry import uuid7
 from reconciler.errors import ConfigError, DatabaseAwayError
 from reconciler.server_connection import (
     ANSWERED_WITHIN,
@@ -20,28 +19,11 @@ from reconciler.server_connection import (
 )
 from reconciler.server_slots import ServerSlots
 from reconciler.timelines import Timelines
-from reconciler.transactions import is_transient, taking_up_to, told, transact
+from reconciler.transactions import transact
 
 if TYPE_CHECKING:
     from reconciler.settings.models import Settings
     from reconciler.settings.secrets import Secrets
-
-__all__ = [
-    "check_collation",
-    "check_durable",
-    "clock_skew",
-    "connect",
-    "engine_for",
-    "is_transient",
-    "metadata",
-    "now",
-    "prepare_transaction",
-    "schema_of",
-    "taking_up_to",
-    "told",
-    "transact",
-    "uuid7",
-]
 
 log = structlog.get_logger()
 

@@ -15,9 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import faults
 from reconciler.data import migrations_directory
-from reconciler.database import schema_of, transact
+from reconciler.database import schema_of
 from reconciler.errors import BusyError, ConfigError
-from reconciler.transactions import LOCK_NOT_AVAILABLE, server_connection, sqlstate_of, told
+from reconciler.transactions import (
+    LOCK_NOT_AVAILABLE,
+    server_connection,
+    sqlstate_of,
+    told,
+    transact,
+)
 
 log = structlog.get_logger()
 

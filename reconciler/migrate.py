@@ -10,9 +10,9 @@ from sqlalchemy.schema import CreateSchema
 
 from reconciler import faults, indexes
 from reconciler.data import migrations_directory
-from reconciler.database import engine_for, prepare_transaction, schema_of, taking_up_to, transact
+from reconciler.database import engine_for, prepare_transaction, schema_of
 from reconciler.errors import BusyError, ConfigError, DatabaseAwayError, SchemaBehindError
-from reconciler.transactions import MISSING, is_locked_out, sqlstate_of
+from reconciler.transactions import MISSING, is_locked_out, sqlstate_of, taking_up_to, transact
 
 LOCK_TIMEOUT: Final = timedelta(seconds=2)
 """How long a migrator waits for another one."""

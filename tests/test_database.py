@@ -21,8 +21,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from structlog.testing import capture_logs
 
+from outbox.entry import uuid7
 from reconciler import database, embedded
-from reconciler.database import engine_for, prepare_transaction, transact
+from reconciler.database import engine_for, prepare_transaction
 from reconciler.errors import ConfigError, DatabaseAwayError, TablesGoneError
 from reconciler.server_connection import conninfo_for
 from reconciler.transactions import (
@@ -30,6 +31,7 @@ from reconciler.transactions import (
     expect_tables,
     is_transient,
     pause_before,
+    transact,
 )
 
 pytestmark = pytest.mark.anyio
@@ -90,13 +92,13 @@ async def test_the_databases_clock(engine):
 def test_ids_grow_with_time_and_are_version_7():
     """RFC 9562's own example: 2022-02-22 14:22:22 -05:00 and its random bits."""
     noise = (0xCC3 << 68 | 0x18C4DC0C0C07398F).to_bytes(10)
-    known = database.uuid7(time_ns=lambda: 1645557742000 * 10**6, random_bytes=lambda _: noise)
+    known = uuid7(time_ns=lambda: 1645557742000 * 10**6, random_bytes=lambda _: noise)
     assert UUID("017F22E2-79B0-7CC3-98C4-DC0C0C07398F") == known
-    earlier = database.uuid7(time_ns=lambda: 10**18)
-    later = database.uuid7(time_ns=lambda: 10**18 + 10**6)
+    earlier = uuid7(time_ns=lambda: 10**18)
+    later = uuid7(time_ns=lambda: 10**18 + 10**6)
     assert earlier < later
-    assert {7} == {database.uuid7().version}
-    assert 1000 == len({database.uuid7() for _ in range(1000)})
+    assert {7} == {uuid7().version}
+    assert 1000 == len({uuid7() for _ in range(1000)})
 
 
 # ---- limits of a connection and of a transaction

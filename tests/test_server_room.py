@@ -11,8 +11,9 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from structlog.testing import capture_logs
 
-from reconciler.database import engine_for, transact
+from reconciler.database import engine_for
 from reconciler.server_room import check_room, oldest_transaction
+from reconciler.transactions import transact
 
 pytestmark = pytest.mark.anyio
 

@@ -20,10 +20,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import server_connection
-from reconciler.database import engine_for, taking_up_to, transact
+from reconciler.database import engine_for
 from reconciler.errors import DatabaseAwayError
 from reconciler.server_connection import ServerConnection
 from reconciler.server_slots import CONNECTS_WITHIN, slots_of
+from reconciler.transactions import taking_up_to, transact
 from tests.postgres_proxy import PostgresProxy, connected
 from tests.world import eventually
 

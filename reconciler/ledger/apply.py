@@ -6,8 +6,8 @@ from dataclasses import replace
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.entry import uuid7
 from reconciler import faults
-from reconciler.database import uuid7
 from reconciler.expressions import CaseInsensitive, ExpressionError
 from reconciler.ledger import claims, corrections, deferred, fetches, guarding, history
 from reconciler.ledger.batch import Batch, Case, Result, drift_of, told_change

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox.entry import bounded
 from reconciler import faults
-from reconciler.database import prepare_transaction, told, transact
+from reconciler.database import prepare_transaction
 from reconciler.errors import DatabaseAwayError, ReconcilerError
 from reconciler.ledger import bodies, quarantine
 from reconciler.ledger.apply import apply
@@ -20,7 +20,7 @@ from reconciler.ledger.deferred import quarantine_deferred
 from reconciler.ledger.event import OWN_PREFIXES, Event, Outcome
 from reconciler.ledger.reactions import UserStepError
 from reconciler.ledger.rules import Rules
-from reconciler.transactions import LOCK_NOT_AVAILABLE, crash_in_commit, sqlstate_of
+from reconciler.transactions import LOCK_NOT_AVAILABLE, crash_in_commit, sqlstate_of, told, transact
 
 LOCK_WAIT = timedelta(seconds=2)  #: for a twin in flight; then 503, and the sender tries again
 STATEMENT_WAIT = timedelta(seconds=5)  #: for one statement of the user's; then it has failed

@@ -22,8 +22,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.entry import uuid7
 from outbox.forgetting import Old
-from reconciler.database import metadata, uuid7
+from reconciler.database import metadata
 from reconciler.ledger.guard import DriftKind
 from reconciler.ledger.rowsets import (
     RESOURCE_ID,

@@ -32,8 +32,9 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
+from outbox.entry import uuid7
 from outbox.forgetting import Old
-from reconciler.database import metadata, uuid7
+from reconciler.database import metadata
 from reconciler.ledger.rowsets import (
     EVENT_ID,
     AnyRow,
@@ -150,14 +151,11 @@ async def close(connection: AsyncConnection, ids: Collection[EventId], *, state:
 
 async def count_failure(connection: AsyncConnection, id_: UUID, fault: str) -> int | None:
     """Count one more failure of a copy and keep its fault; None where it is not open any more."""
+    said = storable(fault)[:FAULT_LIMIT] or "unknown"
     statement = (
         update(quarantine)
         .where(_kept.id == id_, _kept.state == "open")
-        .values(
-            failures=_kept.failures + 1,
-            fault=storable(fault)[:FAULT_LIMIT] or "unknown",
-            last_seen_at=func.now(),
-        )
+        .values(failures=_kept.failures + 1, fault=said, last_seen_at=func.now())
         .returning(_kept.failures)
     )
     failures: int | None = await connection.scalar(statement)

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.enqueue import enqueue
 from outbox.entry import Enqueued, NewEntry, State, bounded
-from reconciler import database, faults
+from reconciler import database, faults, transactions
 from reconciler.errors import ReconcilerError
 from reconciler.ledger.causes import Cause, names_for
 from reconciler.ledger.effects import entries_for
@@ -179,7 +179,7 @@ def raise_unless_passing(error: Exception, *, where: str, event: Event) -> NoRet
 
     (A step that takes too long will do so again; a statement of ours would not.)
     """
-    if database.is_transient(error) and sqlstate_of(error) != STATEMENT_TOO_LONG:
+    if transactions.is_transient(error) and sqlstate_of(error) != STATEMENT_TOO_LONG:
         raise error
     raise UserStepError(where=where, event=event, original=error) from error
 
@@ -236,7 +236,7 @@ class UserStepError(ReconcilerError):
     """A statement or a handler of the user's failed: this event cannot be applied."""
 
     def __init__(self, *, where: str, event: Event, original: Exception) -> None:
-        reason = f"{type(original).__name__}: {database.told(original)}"
+        reason = f"{type(original).__name__}: {transactions.told(original)}"
         super().__init__(bounded(f"{where} failed: {reason}"))
         self.where = where
         self.event = event

@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from outbox import retention as outbox
 from outbox.forgetting import BATCH, Gone, Old, Place, count, forget
 from reconciler import faults
-from reconciler.database import prepare_transaction, taking_up_to, transact
+from reconciler.database import prepare_transaction
 from reconciler.ledger import bodies, claims, corrections, horizons, quarantine
-from reconciler.transactions import server_connection
+from reconciler.transactions import server_connection, taking_up_to, transact
 
 #: How long a purger that is stopped in the middle of a batch may hold what it deletes: a delivery
 #: of one of those ids waits for it.

@@ -12,11 +12,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from reconciler import exact_json
-from reconciler.database import is_transient, prepare_transaction, told
+from reconciler.database import prepare_transaction
 from reconciler.errors import Problem
 from reconciler.expressions import Expression
 from reconciler.ledger.gates import Gate
 from reconciler.ledger.sql_text import Statement
+from reconciler.transactions import is_transient, told
 
 if TYPE_CHECKING:  # the rules are made of what stands here
     from reconciler.ledger.rules import Rules

@@ -9,8 +9,9 @@ from sqlalchemy import Column, PrimaryKeyConstraint, Table, Text, Uuid, func, in
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.entry import uuid7
 from outbox.forgetting import Old
-from reconciler.database import metadata, uuid7
+from reconciler.database import metadata
 from reconciler.ledger.rowsets import AnyRow, Time
 
 actions = Table(

@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox.forgetting import Old, count
-from reconciler.database import clock_skew, transact
+from reconciler.database import clock_skew
 from reconciler.errors import DatabaseAwayError, ReconcilerError, UsageError
 from reconciler.ledger import claims, retention
 from reconciler.ledger.retention import Between, Keep
@@ -21,6 +21,7 @@ from reconciler.lifecycle import pause
 from reconciler.operations import actions
 from reconciler.polling import sightings
 from reconciler.settings.models import Settings
+from reconciler.transactions import transact
 
 OFTEN = timedelta(minutes=10)  #: at the longest so far apart
 SHARE = 10  #: of the shortest time that anything is kept

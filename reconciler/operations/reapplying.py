@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import told, transact
 from reconciler.errors import DatabaseAwayError, ReconcilerError, UsageError
 from reconciler.ledger import resources
 from reconciler.ledger.commit import BLAMED, is_ours, set_limits, unless_locked
@@ -16,6 +15,7 @@ from reconciler.operations import actions
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.naming import require_sender
 from reconciler.polling.rehearsal import rolled_back
+from reconciler.transactions import told, transact
 
 BATCH = 50  #: rows of one transaction: a webhook about one of them waits for it
 

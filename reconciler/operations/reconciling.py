@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from reconciler.database import uuid7
+from outbox.entry import uuid7
 from reconciler.errors import NeedsDecisionError, UsageError
 from reconciler.ledger import baselines
 from reconciler.operations.assembly import Assembly

@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox import choosing, redriving
 from outbox.entry import State
 from outbox.redriving import Handled, Refusal
-from reconciler.database import transact
 from reconciler.operations import actions
 from reconciler.operations.acting import Order
 from reconciler.operations.assembly import Assembly
 from reconciler.polling.rehearsal import rolled_back
+from reconciler.transactions import transact
 
 BATCH = 100  #: entries of one transaction
 

@@ -9,11 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox import rendering
 from outbox.entry import State
-from reconciler.database import prepare_transaction, transact
+from reconciler.database import prepare_transaction
 from reconciler.ledger.rendering import render_again
 from reconciler.operations.acting import Order
 from reconciler.operations.replayed import Fate, Filters, Item, note, rendered_item
 from reconciler.polling.rehearsal import rolled_back
+from reconciler.transactions import transact
 
 PAGE = 100  #: entries that are looked up at a time
 

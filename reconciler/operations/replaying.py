@@ -8,7 +8,6 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import bounded
-from reconciler.database import told, transact
 from reconciler.errors import DatabaseAwayError, ReconcilerError, UsageError
 from reconciler.ledger import claims, quarantine
 from reconciler.ledger.commit import BLAMED, LockedError, apply_unless_locked, is_ours, set_limits
@@ -31,6 +30,7 @@ from reconciler.operations.replayed import (
 from reconciler.polling.rehearsal import rolled_back
 from reconciler.receiver.contract import SenderContract
 from reconciler.receiver.envelope import Malformed, MalformedError, read_delivery, reread
+from reconciler.transactions import told, transact
 
 PAGE = 100  #: copies that are looked up at a time
 WHAT_IS = "`reconciler events list --outcome quarantined` shows what is in quarantine"

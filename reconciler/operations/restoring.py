@@ -5,10 +5,10 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox import generations
-from reconciler.database import transact
 from reconciler.generation import next_number
 from reconciler.operations import actions
 from reconciler.polling import scans
+from reconciler.transactions import transact
 
 SAID = "a person said that it was restored"
 

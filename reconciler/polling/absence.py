@@ -5,12 +5,12 @@ from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from reconciler.database import transact
 from reconciler.ledger import resources
 from reconciler.polling.drift import absent_too_many
 from reconciler.polling.errors import MassChangeError
 from reconciler.polling.seen import Seen
 from reconciler.polling.sources import Source
+from reconciler.transactions import transact
 
 PAGE = 1000
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from reconciler.database import transact
 from reconciler.ledger import baselines
 from reconciler.polling import scans
 from reconciler.polling.report import End, Fate, Item, ScanReport
@@ -14,6 +13,7 @@ from reconciler.polling.run import Order
 from reconciler.polling.scan import run_scan
 from reconciler.polling.single import reconcile_one
 from reconciler.polling.slots import Mode
+from reconciler.transactions import transact
 
 READERS = 4  #: reads under way at once
 

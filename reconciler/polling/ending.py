@@ -10,7 +10,6 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import faults
-from reconciler.database import transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import baselines, fetches
 from reconciler.polling import scans, sightings
@@ -21,6 +20,7 @@ from reconciler.polling.report import End
 from reconciler.polling.run import Run, told
 from reconciler.polling.slots import Mode
 from reconciler.polling.watermark import moved, watermark_of
+from reconciler.transactions import transact
 
 FIRST_PAUSE = timedelta(seconds=5)  #: after a failure; each further one doubles it
 LONGEST_PAUSE = timedelta(minutes=5)

@@ -11,7 +11,6 @@ import structlog
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from reconciler.database import told, transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import fetches
 from reconciler.ledger.batch import Result
@@ -23,6 +22,7 @@ from reconciler.polling.reading import UNEXPLAINED, read_resource
 from reconciler.polling.sources import Apis, Source, Sources
 from reconciler.polling.waiting import StoppedError, Waits, first_of
 from reconciler.settings.models import PollingSettings
+from reconciler.transactions import told, transact
 
 AT_ONCE = 4  #: reads of one sender under way
 STUCK_AFTER = timedelta(seconds=60)  #: beyond the leases of what one turn reads

@@ -8,12 +8,12 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler import faults
-from reconciler.database import transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.lifecycle import first_error
 from reconciler.polling import scans
 from reconciler.polling.slots import Lease
 from reconciler.polling.waiting import Waits
+from reconciler.transactions import transact
 
 RENEWALS = 3  #: in the time of one lease
 

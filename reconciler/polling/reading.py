@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from reconciler import faults
-from reconciler.database import now, transact
+from reconciler.database import now
 from reconciler.expressions import ExpressionError
 from reconciler.ledger.event import Event, Observation, Origin
 from reconciler.ledger.projection import ProjectionError
@@ -17,6 +17,7 @@ from reconciler.polling.client import Api, Response
 from reconciler.polling.errors import PageBrokenError, RefusedError
 from reconciler.polling.sources import Source
 from reconciler.polling.waiting import Waits
+from reconciler.transactions import transact
 
 GONE = frozenset({404, 410})
 UNEXPLAINED = "the sender answered 404, and nothing says what that means (`get.absent`)"

@@ -6,13 +6,13 @@ from typing import Generic, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import is_transient, told, transact
 from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import set_limits
 from reconciler.ledger.event import Event, Outcome
 from reconciler.ledger.reactions import UserStepError
 from reconciler.ledger.rules import Rules
+from reconciler.transactions import is_transient, told, transact
 
 T = TypeVar("T")
 

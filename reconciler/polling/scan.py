@@ -8,8 +8,9 @@ from functools import partial
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from outbox.entry import uuid7
 from reconciler import faults
-from reconciler.database import now, told, transact, uuid7
+from reconciler.database import now
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import baselines
 from reconciler.polling import ending, scans
@@ -34,6 +35,7 @@ from reconciler.polling.settling import settle_page
 from reconciler.polling.slots import Held
 from reconciler.polling.waiting import StoppedError, Waits
 from reconciler.polling.watermark import Stamp
+from reconciler.transactions import told, transact
 
 log = structlog.get_logger()
 

@@ -11,7 +11,6 @@ from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import transact
 from reconciler.errors import BusyError, DatabaseAwayError
 from reconciler.ledger import baselines
 from reconciler.ledger.rules import Rules
@@ -25,6 +24,7 @@ from reconciler.polling.slots import Mode, Slot
 from reconciler.polling.sources import Apis, Sources
 from reconciler.polling.waiting import first_of
 from reconciler.settings.models import PollingSettings
+from reconciler.transactions import transact
 
 TICKS_WITHIN = timedelta(seconds=20)  #: later than due, however busy we are
 AFTER_A_CRASH = timedelta(seconds=30)  #: of a scan that could not even write down its failure

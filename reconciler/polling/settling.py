@@ -8,7 +8,6 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import faults
-from reconciler.database import transact
 from reconciler.errors import DatabaseAwayError
 from reconciler.ledger import fetches, quarantine, resources
 from reconciler.ledger.batch import Result
@@ -23,6 +22,7 @@ from reconciler.polling.report import item_of
 from reconciler.polling.run import Run, told
 from reconciler.polling.slots import Mode
 from reconciler.polling.watermark import Stamp, moved, watermark_of
+from reconciler.transactions import transact
 
 MOST_ASKED = 10_000  #: reads that a run by hand does itself
 

@@ -8,7 +8,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import now, transact, uuid7
+from outbox.entry import uuid7
+from reconciler.database import now
 from reconciler.ledger import resources
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
@@ -27,6 +28,7 @@ from reconciler.polling.reading import UNEXPLAINED, read_resource
 from reconciler.polling.rehearsal import rehearse
 from reconciler.polling.report import Fate, Item, fate_of, item_of, resource_item, side
 from reconciler.polling.sources import Source
+from reconciler.transactions import transact
 
 SEARCH = timedelta(minutes=10)  #: how long a listing is searched for one resource
 TRIES = 3  #: a read that a write of ours has overtaken is made again

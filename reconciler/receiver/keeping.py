@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import prepare_transaction, transact
+from reconciler.database import prepare_transaction
 from reconciler.ledger import quarantine
 from reconciler.receiver.envelope import Malformed
+from reconciler.transactions import transact
 
 Keep = Callable[[Sequence[Malformed]], Awaitable[None]]
 

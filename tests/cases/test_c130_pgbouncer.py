@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from sqlalchemy import make_url, text
 
-from reconciler.database import engine_for, transact
+from reconciler.database import engine_for
 from reconciler.errors import DatabaseAwayError
+from reconciler.transactions import transact
 from tests.postgres_proxy import PostgresProxy
 from tests.world import Answer, a_world, eventually, order_event, refund_event
 

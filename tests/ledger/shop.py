@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from reconciler import database
+from reconciler.database import now
 from reconciler.ledger import baselines
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
@@ -22,6 +22,7 @@ from reconciler.ledger.rules import Rules, compile_rules
 from reconciler.receiver.contract import SenderContract, compile_sender
 from reconciler.receiver.envelope import read_delivery, rereader
 from reconciler.settings.models import Settings
+from reconciler.transactions import transact
 
 SHOP = """
 [senders.shop]
@@ -137,7 +138,7 @@ class Shop:
             if baseline:
                 await baselines.complete(connection, "shop", "order", by="scan")
 
-        await database.transact(engine, follow)
+        await transact(engine, follow)
         return shop
 
     def event(
@@ -233,7 +234,7 @@ class Shop:
 
     async def now(self) -> datetime:
         """The database's time: when a read that begins now has started."""
-        return await database.transact(self.engine, database.now)
+        return await transact(self.engine, now)
 
     async def takes(self, *events: Event, **more: Any) -> list[Result]:
         """Commit *events* as one batch."""

@@ -11,12 +11,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from structlog.testing import capture_logs
 
-from reconciler import database
 from reconciler.ledger import commit as committing
 from reconciler.ledger import quarantine
 from reconciler.ledger.apply import apply
 from reconciler.ledger.event import Event, Outcome
 from reconciler.ledger.handlers import load as load_handlers
+from reconciler.transactions import transact
 from tests.ledger.shop import CAPTURE, GET, LIST, SHOP, Shop
 
 pytestmark = pytest.mark.anyio
@@ -198,7 +198,7 @@ async def test_nothing_of_a_batch_remains_when_the_process_dies_before_the_commi
 
     event = shop.event(version=1, paid=True, amount=1)
     with pytest.raises(KilledError):
-        await database.transact(shop.engine, work)
+        await transact(shop.engine, work)
 
     for table in ("processed_events", "event_bodies", "resources", "outbox", "public.orders"):
         assert [] == await shop.rows(f"select * from {table}"), table  # noqa: S608
@@ -225,7 +225,7 @@ async def keep(shop: Shop, *arguments: Any) -> int:
     async def work(connection: AsyncConnection) -> int:
         return await quarantine.keep(connection, *arguments)
 
-    return await database.transact(shop.engine, work)
+    return await transact(shop.engine, work)
 
 
 async def test_a_body_without_an_event_is_kept_once(shop: Shop) -> None:
@@ -265,8 +265,8 @@ async def test_a_copy_is_closed_by_hand(shop: Shop) -> None:
     async def settle(connection: AsyncConnection) -> bool:
         return await quarantine.settle(connection, row["id"], state="discarded")
 
-    assert await database.transact(shop.engine, settle)
-    assert not await database.transact(shop.engine, settle)
+    assert await transact(shop.engine, settle)
+    assert not await transact(shop.engine, settle)
     assert 1 == await keep(shop, "shop", b"x", {}, "fault", "evt_1")
 
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler import database
 from reconciler.ledger import fetches
 from reconciler.ledger.event import Outcome
 from reconciler.ledger.fetches import Answer, Request
+from reconciler.transactions import transact
 from tests.ledger.shop import CAPTURE, GET, LIST, RECEIPT, SHOP, Shop
 
 pytestmark = pytest.mark.anyio
@@ -208,7 +208,7 @@ async def test_what_an_event_mentions_is_read(engine: AsyncEngine) -> None:
 
 async def ask(shop: Shop, **more: object) -> None:
     wish = Request(resource=("shop", "order", "ord_42"), reason="why not", **more)  # type: ignore[arg-type]
-    await database.transact(shop.engine, lambda connection: fetches.request(connection, [wish]))
+    await transact(shop.engine, lambda connection: fetches.request(connection, [wish]))
 
 
 async def lease(shop: Shop, *, limit: int = 10) -> list[tuple[str, int]]:
@@ -218,7 +218,7 @@ async def lease(shop: Shop, *, limit: int = 10) -> list[tuple[str, int]]:
         )
         return [(row.key, row.attempts) for row in leased]
 
-    return await database.transact(shop.engine, work)
+    return await transact(shop.engine, work)
 
 
 async def test_a_request_is_taken_once_and_comes_back(shop: Shop) -> None:
@@ -239,9 +239,7 @@ async def test_asking_again_renews_and_is_not_closed_by_a_read_under_way(shop: S
     await ask(shop, at_least=3)
 
     answer = Answer(resource=("shop", "order", "ord_42"), started=started, version=9)
-    closed = await database.transact(
-        shop.engine, lambda connection: fetches.close(connection, [answer])
-    )
+    closed = await transact(shop.engine, lambda connection: fetches.close(connection, [answer]))
 
     assert set() == closed
     (request,) = await shop.rows("select *, due_at <= clock_timestamp() as due from fetch_requests")
@@ -255,7 +253,7 @@ async def test_failures_back_off(shop: Shop) -> None:
     for _ in range(3):
         await shop.do("update fetch_requests set due_at = now()")
         await lease(shop)
-        await database.transact(
+        await transact(
             shop.engine,
             lambda connection: fetches.fail(connection, ("shop", "order", "ord_42"), "503\x00"),
         )

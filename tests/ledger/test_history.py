@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler import database
 from reconciler.ledger import baselines
 from reconciler.ledger.baselines import Baseline
+from reconciler.transactions import transact
 from tests.ledger.shop import CAPTURE, GET, SHOP, WHOLE, Shop
 
 pytestmark = pytest.mark.anyio
@@ -85,8 +85,8 @@ async def test_after_the_baseline_what_we_never_held_is_news(young: Shop) -> Non
     async def complete(connection: AsyncConnection) -> bool:
         return await baselines.complete(connection, "shop", "order", by="scan")
 
-    assert await database.transact(young.engine, complete)
-    assert not await database.transact(young.engine, complete)
+    assert await transact(young.engine, complete)
+    assert not await transact(young.engine, complete)
     await young.take(young.listed(7, **PAID))
 
     assert [("capture", "pending", "")] == await young.calls()
@@ -138,7 +138,7 @@ async def test_the_birthday_is_set_once(young: Shop) -> None:
         await baselines.register(connection, [("shop", "order"), ("shop", "invoice")])
         return await baselines.states(connection)
 
-    states = await database.transact(young.engine, again)
+    states = await transact(young.engine, again)
 
     assert before["born_at"] == states["shop", "order"].born_at
     assert states["shop", "invoice"].completed_at is None

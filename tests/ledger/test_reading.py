@@ -5,10 +5,10 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler import database
 from reconciler.ledger import claims, corrections, fetches, quarantine, resources
 from reconciler.ledger.drifts import Drift, Found
 from reconciler.ledger.event import Event, Observation
+from reconciler.transactions import transact
 from tests.ledger.shop import GET, LIST, SHOP, Shop
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ async def compare(shop: Shop, *events: Event) -> list[Drift]:
     async def work(connection: AsyncConnection) -> list[Drift]:
         return await resources.compare(connection, "shop", "order", seen(*events), declared=True)
 
-    return await database.transact(shop.engine, work)
+    return await transact(shop.engine, work)
 
 
 async def test_a_page_is_compared_in_one_go(shop: Shop) -> None:
@@ -99,8 +99,8 @@ async def test_candidates_for_absence_are_live_and_untouched(shop: Shop) -> None
         )
         return [first, rest]
 
-    assert [["a"], ["d"]] == await database.transact(shop.engine, page)
-    assert 4 == await database.transact(
+    assert [["a"], ["d"]] == await transact(shop.engine, page)
+    assert 4 == await transact(
         shop.engine, lambda connection: resources.count_live(connection, "shop", "order")
     )
 
@@ -137,7 +137,7 @@ async def test_lists_go_on_where_they_were(shop: Shop) -> None:
         assert await claims.show(connection, "shop", claimed[0].event_id)
         assert await resources.show(connection, "shop", "order", "ord_9") is None
 
-    await database.transact(shop.engine, work)
+    await transact(shop.engine, work)
 
 
 async def test_the_quarantine_is_listed_without_its_bodies(shop: Shop) -> None:
@@ -155,4 +155,4 @@ async def test_the_quarantine_is_listed_without_its_bodies(shop: Shop) -> None:
         assert kept is not None
         assert {"shop": 3} == await quarantine.count_open(connection)
 
-    await database.transact(shop.engine, work)
+    await transact(shop.engine, work)

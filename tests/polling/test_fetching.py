@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.database import transact
 from reconciler.ledger import fetches
 from reconciler.polling import fetching
 from reconciler.polling.fetching import Reader
 from reconciler.polling.waiting import Waits
+from reconciler.transactions import transact
 
 from .server import Reply
 from .world import a_world

@@ -5,12 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from reconciler.database import transact, uuid7
+from outbox.entry import uuid7
 from reconciler.errors import BusyError
 from reconciler.polling import scans
 from reconciler.polling.errors import LeaseLostError
 from reconciler.polling.report import End
 from reconciler.polling.slots import Mode
+from reconciler.transactions import transact
 
 from .server import Reply
 from .world import Shop, a_world, ago
