@@ -21,6 +21,7 @@ from reconciler.transactions import (
     LOCK_NOT_AVAILABLE,
     server_connection,
     sqlstate_of,
+    taking_up_to,
     told,
     transact,
 )
@@ -188,7 +189,6 @@ async def mend_one(engine: AsyncEngine, fault: Fault) -> None:
     log.info("database.index_mending", index=fault.name, state=fault.what)
     async with engine.connect() as plain:
         connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
-        server_connection(connection).bound = BUILT_WITHIN
         making = asyncio.create_task(run(connection, statement))
         try:
             blocker = await patiently(engine, making, table=fault.table)
@@ -206,7 +206,8 @@ async def mend_one(engine: AsyncEngine, fault: Fault) -> None:
 
 
 async def run(connection: AsyncConnection, statement: str) -> None:
-    await connection.exec_driver_sql(statement)
+    with taking_up_to(connection, BUILT_WITHIN):
+        await connection.exec_driver_sql(statement)
 
 
 def creating(name: str, schema: str) -> str:

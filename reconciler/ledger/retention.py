@@ -15,7 +15,7 @@ from outbox.forgetting import BATCH, Gone, Old, Place, count, forget
 from reconciler import faults
 from reconciler.database import prepare_transaction
 from reconciler.ledger import bodies, claims, corrections, horizons, quarantine
-from reconciler.transactions import server_connection, taking_up_to, transact
+from reconciler.transactions import taking_up_to, transact
 
 #: How long a purger that is stopped in the middle of a batch may hold what it deletes: a delivery
 #: of one of those ids waits for it.
@@ -82,19 +82,19 @@ async def purge(
 
 async def would_purge(connection: AsyncConnection, sender: str, keep: "Keep") -> "Purged":
     """What `purge` would remove now; deletes nothing."""
-    server_connection(connection).bound = BATCH_WITHIN
     spared = outbox.has_entry_after(keep.entries)
-    return Purged(
-        bodies=await count(connection, bodies.old(sender, keep.bodies)),
-        entries=await count(connection, outbox.old_entries(sender, keep.entries)),
-        keys=await count(connection, outbox.old_keys(sender, keep.keys, gone=keep.entries)),
-        claims=await count(connection, claims.old(sender, keep.claims, spared=spared)),
-        corrections=await count(connection, corrections.old(sender, keep.claims)),
-        quarantine=await count(connection, quarantine.old(sender, keep.quarantine)),
-        undecided=0
-        if keep.undecided is None
-        else await count(connection, quarantine.old_open(sender, keep.undecided)),
-    )
+    with taking_up_to(connection, BATCH_WITHIN):
+        return Purged(
+            bodies=await count(connection, bodies.old(sender, keep.bodies)),
+            entries=await count(connection, outbox.old_entries(sender, keep.entries)),
+            keys=await count(connection, outbox.old_keys(sender, keep.keys, gone=keep.entries)),
+            claims=await count(connection, claims.old(sender, keep.claims, spared=spared)),
+            corrections=await count(connection, corrections.old(sender, keep.claims)),
+            quarantine=await count(connection, quarantine.old(sender, keep.quarantine)),
+            undecided=0
+            if keep.undecided is None
+            else await count(connection, quarantine.old_open(sender, keep.undecided)),
+        )
 
 
 def plain(old: Old, *, batch: int = BATCH) -> OneBatch:

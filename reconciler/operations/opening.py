@@ -12,7 +12,7 @@ from reconciler import database, embedded, migrate
 from reconciler.errors import ConfigError
 from reconciler.ledger import baselines
 from reconciler.settings import Loaded, Settings, load
-from reconciler.transactions import server_connection
+from reconciler.transactions import taking_up_to
 
 LOOKED_UP_WITHIN = timedelta(seconds=25)  #: large tables, and a person who waits
 
@@ -80,8 +80,8 @@ async def looking(path: Path | None) -> AsyncIterator[tuple[AsyncConnection, Set
     """The same, with what is configured there."""
     loaded = load(path)
     async with opened(loaded) as found, found.engine.connect() as connection:
-        server_connection(connection).bound = LOOKED_UP_WITHIN
-        yield connection, loaded.settings
+        with taking_up_to(connection, LOOKED_UP_WITHIN):
+            yield connection, loaded.settings
 
 
 async def give_birthdays(engine: AsyncEngine, kinds: list[tuple[str, str]]) -> None:

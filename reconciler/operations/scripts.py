@@ -4,11 +4,11 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
-from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from reconciler.database import prepare_transaction
 from reconciler.errors import ReconcilerError
-from reconciler.transactions import server_connection
+from reconciler.transactions import server_connection, taking_up_to
 
 WITHIN = timedelta(days=1)  #: a person's script, and a person watches it
 
@@ -21,30 +21,31 @@ async def run_script(engine: AsyncEngine, script: str) -> list[list[dict[str, An
     lock no longer than we ever do; a script that wants to says so itself.
     Raises ReconcilerError with the server's own words and the position.
     """
-    async with engine.begin() as connection:
-        server_connection(connection).bound = WITHIN
-        if path := engine.sync_engine.get_execution_options().get("user_search_path"):
-            await connection.execute(select(func.set_config("search_path", path, True)))
-        raw = await connection.get_raw_connection()
-        driver = raw.driver_connection
-        assert isinstance(driver, psycopg.AsyncConnection)
-        async with driver.cursor() as cursor:
-            try:
-                await cursor.execute(script.encode())
-            except psycopg.Error as error:
-                place = error.diag.statement_position
-                line = script[: int(place)].count("\n") + 1 if place else None
-                where = f" (line {line})" if line else ""
-                raise ReconcilerError(
-                    f"{error.diag.message_primary or error}{where}",
-                    hint="nothing of the script was kept",
-                ) from None
-            results = []
-            while True:
-                if cursor.description is not None:
-                    names = [column.name for column in cursor.description]
-                    results.append(
-                        [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
-                    )
-                if not cursor.nextset():
-                    return results
+    async with engine.connect() as connection:
+        with taking_up_to(connection, WITHIN):  # its commit too: deferred triggers are part of it
+            async with connection.begin():
+                return await _run(connection, script)
+
+
+async def _run(connection: AsyncConnection, script: str) -> list[list[dict[str, Any]]]:
+    await prepare_transaction(connection)
+    async with server_connection(connection).cursor() as cursor:
+        try:
+            await cursor.execute(script.encode())
+        except psycopg.Error as error:
+            place = error.diag.statement_position
+            line = script[: int(place)].count("\n") + 1 if place else None
+            where = f" (line {line})" if line else ""
+            raise ReconcilerError(
+                f"{error.diag.message_primary or error}{where}",
+                hint="nothing of the script was kept",
+            ) from None
+        results = []
+        while True:
+            if cursor.description is not None:
+                names = [column.name for column in cursor.description]
+                results.append(
+                    [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+                )
+            if not cursor.nextset():
+                return results

@@ -12,7 +12,7 @@ from reconciler.ledger import baselines, claims, fetches, quarantine
 from reconciler.operations.assembly import Assembly
 from reconciler.polling import scans
 from reconciler.polling.scans import Mode
-from reconciler.transactions import server_connection
+from reconciler.transactions import taking_up_to
 
 COUNTED_WITHIN = timedelta(seconds=50)  #: what counts a large table may take its time
 
@@ -20,9 +20,9 @@ COUNTED_WITHIN = timedelta(seconds=50)  #: what counts a large table may take it
 async def status(engine: AsyncEngine, assembly: Assembly, *, url: str) -> dict[str, Any]:
     """Everything that an operator asks first; *url* is the database's, without a password."""
     async with engine.connect() as connection:
-        server_connection(connection).bound = COUNTED_WITHIN
-        version = await connection.scalar(select(func.current_setting("server_version")))
-        counts = await figures(connection, assembly)
+        with taking_up_to(connection, COUNTED_WITHIN):
+            version = await connection.scalar(select(func.current_setting("server_version")))
+            counts = await figures(connection, assembly)
     revision = await migrate.current(engine)
     return {
         "database": {"url": url, "server_version": version, "migration": revision},
