@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from reconciler.database import prepare_transaction
 from reconciler.ledger import quarantine
 from reconciler.receiver.envelope import Malformed
 from reconciler.transactions import transact
@@ -17,7 +16,6 @@ def keeper(engine: AsyncEngine) -> Keep:
 
     async def keep(malformed: Sequence[Malformed]) -> None:
         async def work(connection: AsyncConnection) -> None:
-            await prepare_transaction(connection)
             for each in sorted(malformed, key=lambda one: one.raw):  # two deliveries, one order
                 await quarantine.keep(
                     connection, each.sender, each.raw, each.headers, each.fault, each.event_id
