@@ -133,7 +133,7 @@ async def mend(engine: AsyncEngine) -> None:
 
 async def look(connection: AsyncConnection) -> list[Fault]:
     """What is wrong with the indexes of our schema: nothing, usually."""
-    schema = schema_of_connection(connection)
+    schema = schema_of(connection.engine)
     rows = {row.name: row for row in await connection.execute(_FOUND, {"schema": schema})}
     if not rows:
         return []  # never migrated: somebody else says so
@@ -263,12 +263,6 @@ async def cancelled(making: asyncio.Task[None], connection: AsyncConnection) -> 
     making.cancel()
     with contextlib.suppress(asyncio.CancelledError, DBAPIError):
         await making
-
-
-def schema_of_connection(connection: AsyncConnection) -> str:
-    assert connection.sync_connection is not None
-    options = connection.sync_connection.get_execution_options()
-    return str(options["schema_translate_map"]["reconciler"])
 
 
 _FOUND = text(
