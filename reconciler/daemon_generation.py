@@ -23,6 +23,7 @@ from reconciler.errors import DatabaseAwayError
 from reconciler.generation import Remembered, Verdict, caught_up, judge, next_number
 from reconciler.memory import Memory
 from reconciler.operations.assembly import Assembly
+from reconciler.operations.redriving import key_lives
 from reconciler.polling import scans
 from reconciler.settings.models import Settings
 from reconciler.transactions import transact
@@ -246,13 +247,11 @@ class GenerationWatch:
 
 def watch_over(assembly: Assembly, engine: AsyncEngine, *, private: bool) -> GenerationWatch:
     """The watch over the database of *engine*, as *assembly* is configured."""
-    lease = assembly.loaded.settings.relay.lease
-    sources = assembly.sources.items()
     return GenerationWatch(
         engine=engine,
         memory=Memory(remembering_directory(assembly.loaded.settings, private=private)),
-        key_lives={name: one.key_life(lease=lease) for name, one in assembly.destinations.items()},
-        listed=[kind for kind, source in sources if source.listing is not None],
+        key_lives=key_lives(assembly),
+        listed=[kind for kind, source in assembly.sources.items() if source.listing is not None],
         clock=time.monotonic,
     )
 
