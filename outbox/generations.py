@@ -238,10 +238,11 @@ async def heal(connection: AsyncConnection, number: int) -> bool:
 
 async def current(connection: AsyncConnection) -> Any:
     """The row of the current generation, for operators; None before the first."""
-    return (await connection.execute(_current())).one_or_none()
+    return (await connection.execute(latest())).one_or_none()
 
 
-def _current() -> Select[Any]:
+def latest() -> Select[Any]:
+    """Which generation is the current one: no row before the first."""
     return select(generations).order_by(generations.c.number.desc()).limit(1)
 
 

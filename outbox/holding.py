@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.compiled import Compiled
 from outbox.entry import RESTORED, State
-from outbox.generations import generations
+from outbox.generations import generations, latest
 from outbox.store import PENDING, SECOND, UNCERTAIN, C, outbox, record_set
 
 
@@ -73,7 +73,7 @@ def from_lost_future(generation: Any, *, happened_at: Any, found: Any) -> Any:
 
 def current_generation(name: str) -> Any:
     """The current generation, to join: no row before the first."""
-    return select(generations).order_by(generations.c.number.desc()).limit(1).subquery(name)
+    return latest().subquery(name)
 
 
 def _hold_statement() -> Update:
