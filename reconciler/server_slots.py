@@ -6,7 +6,7 @@ import os
 import socket
 import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -203,7 +203,7 @@ class _Slot:
     left_at: float | None = None  #: by the loop's time
     forgiven: bool = False  #: it does not count any more, though nobody knows that it is free
     end: socket.socket | None = None
-    is_free: bool = field(default=False)
+    is_free: bool = False
 
     def leave(self, connection: psycopg.pq.abc.PGconn) -> None:
         """Close *connection* and watch for the server's doing the same."""
