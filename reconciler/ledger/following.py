@@ -17,7 +17,7 @@ from outbox.entry import NewEntry, State, bounded
 from outbox.resting import Rested
 from outbox.store import outbox
 from outbox.verdict import Answer, Reply, parsed
-from reconciler import database
+from reconciler import database, transactions
 from reconciler.exact_json import Json
 from reconciler.expressions import CaseInsensitive
 from reconciler.ledger.calls import CallError
@@ -78,7 +78,7 @@ async def run_delivered(connection: AsyncConnection, rules: Rules, one: Rested) 
     except DBAPIError as error:
         if error.connection_invalidated:
             raise
-        fault = f"{type(error.orig).__name__}: {database.told(error)}"
+        fault = f"{type(error.orig).__name__}: {transactions.told(error)}"
     except UNUSABLE as error:
         fault = str(error)
     else:

@@ -8,11 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox import repeating
 from outbox.repeating import Repeated
-from reconciler.database import transact
 from reconciler.operations import actions
 from reconciler.operations.acting import Order
 from reconciler.operations.redriving import Item, item_of, subject_of
 from reconciler.polling.rehearsal import rolled_back
+from reconciler.transactions import transact
 
 
 async def repeat(order: Order, id_: UUID) -> Item:
