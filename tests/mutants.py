@@ -123,6 +123,14 @@ MUTANTS = (
         "test_p10_a_key_that_the_provider_may_have_forgotten_is_not_used_again",
     ),
     Mutant(
+        promise="P10",
+        file="reconciler/daemon_generation.py",
+        before="verdict is not Verdict.CURRENT or not settled:",
+        after="not settled:",
+        story="tests/test_generation.py::"
+        "test_no_call_goes_out_before_a_restore_is_noticed",
+    ),
+    Mutant(
         promise="P11",
         file="reconciler/ledger/claiming.py",
         before="if (horizon := found.get(case.event.sender))",
@@ -168,6 +176,22 @@ MUTANTS = (
         before="if size > limit:",
         after="if size < 0:",
         story="tests/stories/test_p16_bounded.py::test_p16_a_body_has_a_size_and_memory_a_limit",
+    ),
+    Mutant(
+        promise="P16",
+        file="reconciler/logs.py",
+        before="with contextlib.suppress(OSError):\n            self._stream.write(text)",
+        after="with contextlib.suppress(KeyError):\n            self._stream.write(text)",
+        story="tests/stories/test_p16_bounded.py::"
+        "test_p16_a_log_that_is_full_keeps_nobody_waiting",
+    ),
+    Mutant(
+        promise="P16",
+        file="reconciler/transactions.py",
+        before="return bool(expected) and sqlstate_of(error) in GONE",
+        after="return bool(expected) and sqlstate_of(error) not in GONE",
+        story="tests/test_daemon_life.py::"
+        "test_tables_that_are_gone_for_a_while_are_waited_for",
     ),
     Mutant(
         promise="P17",

@@ -194,6 +194,6 @@ def faults_of_shares(running: Running, shares: Mapping[str, Mapping[str, int]]) 
         total = sum(shares[what].values())
         for name in doing:
             share = shares[what].get(name, 0) / total
-            if share <= SHARE and len(doing) <= 3:
+            if share <= SHARE:
                 found.append(f"{name} handled {share:.0%} of {what}")
     return found
