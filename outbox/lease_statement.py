@@ -26,6 +26,7 @@ from outbox.compiled import Compiled
 from outbox.entry import RESTORED
 from outbox.flow_tables import LETS_GO_SOON, pauses
 from outbox.lanes import waits_for_another
+from outbox.resting import COLUMNS
 from outbox.store import (
     DEAD,
     PENDING,
@@ -36,6 +37,12 @@ from outbox.store import (
     Time,
     outbox,
     record_set,
+)
+
+# What makes up a call, beside what is told of an entry that comes to rest.
+CALLED = (
+    *("ordered", "lane", "idempotent", "method", "path", "headers", "body"),
+    *("attempts_before", "refusals", "due_at"),
 )
 
 Columns: TypeAlias = ReadOnlyColumnCollection[str, Any]
@@ -90,7 +97,7 @@ def _lease_statement() -> Update:
             completed_at=case((goes_on, null()), else_=func.now()),
         )
         .returning(
-            outbox,
+            *(outbox.c[name] for name in (*COLUMNS, *CALLED)),
             func.now().label("leased_at"),
             held.lease.label("lease_seconds"),
             held.probe,

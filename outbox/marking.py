@@ -15,6 +15,7 @@ from outbox.noting import Noting
 from outbox.releasing import release
 from outbox.resting import Follow
 from outbox.settling import Mark, settle
+from outbox.waking import Wake
 
 log = structlog.get_logger()
 
@@ -22,6 +23,7 @@ Point = Callable[[str], None]
 
 DATABASE_TROUBLE = (SQLAlchemyError, OSError)
 BATCH_MAX = 200
+ENOUGH = 50  # marks that wait for no further ones
 WAITING_MAX = 1000  # marks; beyond it no more is leased
 FIRST_PAUSE = 0.05  # seconds
 LONGEST_PAUSE = 2.0  # seconds
@@ -32,9 +34,9 @@ class Marking:
     """
     The marks that wait to be written.
 
-    While one group is being written the next gathers. When the database is away they are tried
-    again until it is back, and nothing more is leased meanwhile: what was called and is not
-    marked would be called again.
+    While one group is being written, and for a moment after, the next gathers. When the database
+    is away they are tried again until it is back, and nothing more is leased meanwhile: what was
+    called and is not marked would be called again.
     """
 
     def __init__(  # noqa: PLR0913  # its edges are passed in
@@ -55,7 +57,7 @@ class Marking:
         self._sleep = sleep
         self._waiting: deque[Mark | Leased] = deque()
         self._writing: Sequence[Mark | Leased] = ()
-        self._changed = asyncio.Event()
+        self._due = Wake()
         self._failures = 0
         self._closed = False
         self._writing_since: float | None = None
@@ -79,22 +81,27 @@ class Marking:
     def add(self, mark: Mark | Leased) -> None:
         """Take one mark; an entry as it was leased is given back unsent."""
         self._waiting.append(mark)
-        self._changed.set()
+        if mark.ordered or was_probe(mark) or len(self._waiting) >= ENOUGH:
+            self._due.set()  # others wait for it
+        else:
+            self._due.set_soon()
 
     def close(self) -> None:
         """No more marks will come: `run` returns once all are written."""
         self._closed = True
-        self._changed.set()
+        self._due.set()
 
     async def run(self) -> None:
         """Write marks until closed and done."""
         while self._waiting or not self._closed:
-            await self._changed.wait()
-            self._changed.clear()
-            while self._waiting:
+            await self._due.wait()
+            self._due.clear()
+            if self._waiting:
                 await self._write_some()
             if self._closed:
-                self._changed.set()
+                self._due.set()
+            elif self._waiting:
+                self._due.set_soon()
 
     async def flush(self) -> None:
         """Write what waits now; raises what the database raises."""
@@ -162,6 +169,12 @@ class Marking:
                 batch[mark.id] = mark
         self._waiting.extendleft(reversed(later))
         return list(batch.values())
+
+
+def was_probe(one: Mark | Leased) -> bool:
+    if isinstance(one, Leased):
+        return one.probe
+    return one.seen is not None and one.seen.probe
 
 
 def told(error: BaseException) -> str:

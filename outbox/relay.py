@@ -22,12 +22,13 @@ from outbox.calling import (
 from outbox.destinations import Destination
 from outbox.leasing import GivenUp, Leased
 from outbox.looking import Looker, pause
-from outbox.marking import DATABASE_TROUBLE, Marking, told
+from outbox.marking import DATABASE_TROUBLE, Marking, told, was_probe
 from outbox.noting import Noting
 from outbox.resting import Follow
 from outbox.settling import Mark
 from outbox.taking import Taking
 from outbox.verdict import Before, verdict
+from outbox.waking import Wake
 
 log = structlog.get_logger()
 
@@ -125,7 +126,7 @@ class Relay:
         self._destinations = destinations
         self._policy = policy
         self._edges = edges
-        self.wake = asyncio.Event()
+        self.wake = Wake()
         noting = Noting(destinations, random=edges.random)
         self.marking = Marking(
             engine,
@@ -231,8 +232,12 @@ class Relay:
         return poll if soonest is None else min(poll, soonest)
 
     def _free(self, destination: str) -> None:
-        if self._taking.release(destination):
+        if not self._taking.release(destination):
+            return
+        if self._taking.has_many_free(destination):
             self.wake.set()
+        else:
+            self.wake.set_soon()  # a lease costs about as much for one call as for ten
 
     def _on_written(self, batch: Sequence[Mark | Leased]) -> None:
         if any(one.ordered or was_probe(one) for one in batch):
@@ -241,12 +246,6 @@ class Relay:
     def _outagepause(self, outages: int) -> float:
         grown = self._policy.poll.total_seconds() * 2.0 ** min(outages, 30)
         return min(grown, LONGEST_OUTAGE_PAUSE)
-
-
-def was_probe(one: Mark | Leased) -> bool:
-    if isinstance(one, Leased):
-        return one.probe
-    return one.seen is not None and one.seen.probe
 
 
 async def _wake_on(event: asyncio.Event, wake: asyncio.Event, *, again: bool = True) -> None:

@@ -51,6 +51,10 @@ class Taking:
         self._in_flight[destination] -= 1
         return destination in self._hungry
 
+    def has_many_free(self, destination: str) -> bool:
+        """Whether half of its slots are free: then it is worth while to fill them at once."""
+        return 2 * self._in_flight[destination] <= self._destinations[destination].concurrency
+
     async def take(self, ended: Ended) -> tuple[list[Leased], list[GivenUp]]:
         """Lease for every free slot; each of them is taken until it is released."""
         free = {

@@ -14,15 +14,12 @@ import asyncio
 import json
 import os
 import platform
-import secrets
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +27,12 @@ from urllib.request import urlopen
 
 import psycopg
 
+from bench.relay import cpu
 from bench.relay.peers import CONTENDERS, FROM_NPM, FROM_PYPI, PLACE, Contender, installed
-from reconciler import embedded
-from tests.clusters import made_database
+from bench.relay.places import ROOT, destination, fresh, server
 
 GOALS = {"procrastinate": 6.0, "graphile-worker": 2.0, "pg-boss": 1.5, "pgqueuer": 1.0}
 LIMIT = 600.0  #: seconds for one run
-ROOT = Path(__file__).parents[2]
 
 
 def main() -> None:
@@ -86,6 +82,7 @@ async def compared(
     cluster: str, wanted: Sequence[Contender], asked: argparse.Namespace
 ) -> dict[str, Any]:
     runs: dict[str, list[Run]] = {one.name: [] for one in wanted}
+    postmaster = cpu.postmaster_of(cluster)
     async with destination() as url:
         for _ in range(asked.rounds):
             for one in wanted:
@@ -96,6 +93,7 @@ async def compared(
                         database=database,
                         destination=url,
                         concurrency=asked.concurrency,
+                        postmaster=postmaster,
                     )
                     if asked.idle:
                         run = await bench.idle(asked.entries if asked.entries < 1000 else 100)
@@ -108,7 +106,12 @@ async def compared(
     for name, run in medians.items():
         tell(f"{name:>22} {run}{beside(medians, name)}")
     return {
-        name: {"rate": run.rate, "p50_ms": run.p50, "cpu_us": run.cpu}
+        name: {
+            "rate": run.rate,
+            "p50_ms": run.p50,
+            "cpu_us": run.cpu,
+            "server_cpu_us": run.server_cpu,
+        }
         for name, run in medians.items()
     }
 
@@ -128,6 +131,7 @@ class Run:
 
     rate: float = 0.0  #: calls a second, from the first to the last
     cpu: float = 0.0  #: microseconds of the worker's process a call
+    server_cpu: float = 0.0  #: microseconds of PostgreSQL a call
     repeated: int = 0
     p50: float = 0.0  #: milliseconds from commit to call
     p99: float = 0.0
@@ -135,7 +139,8 @@ class Run:
     def __str__(self) -> str:
         if self.p50:
             return f"commit to call {self.p50:7.1f} ms (p50) {self.p99:7.1f} ms (p99)"
-        return f"{self.rate:7.0f} calls/s {self.cpu:6.0f} us CPU each, {self.repeated} repeated"
+        used = f"{self.cpu:6.0f} us CPU each and {self.server_cpu:5.0f} of PostgreSQL's"
+        return f"{self.rate:7.0f} calls/s {used}, {self.repeated} repeated"
 
 
 def median(runs: Sequence[Run]) -> Run:
@@ -145,6 +150,7 @@ def median(runs: Sequence[Run]) -> Run:
     return Run(
         rate=middle("rate"),
         cpu=middle("cpu"),
+        server_cpu=middle("server_cpu"),
         repeated=max(run.repeated for run in runs),
         p50=middle("p50"),
         p99=middle("p99"),
@@ -160,6 +166,7 @@ class Bench:
     database: str
     destination: str
     concurrency: int
+    postmaster: int | None
 
     async def backlog(self, entries: int) -> Run:
         """Let it work off *entries* that are all due."""
@@ -168,13 +175,22 @@ class Bench:
         self.asked("forget")
         async with self.working() as process:
             seen = await self.until(1)  # what it took to start is not counted
-            done, cpu = seen["keys"], cpu_seconds(process.pid)
+            done, before = seen["keys"], self.used(process.pid)
             seen = await self.until(entries)
-            cpu = cpu_seconds(process.pid) - cpu
-        rate = (entries - 1) / (seen["last"] - seen["first"])
+            used = [
+                after - before for after, before in zip(self.used(process.pid), before, strict=True)
+            ]
+        each = 1e6 / max(1, entries - done)
         return Run(
-            rate=rate, cpu=cpu / max(1, entries - done) * 1e6, repeated=seen["calls"] - seen["keys"]
+            rate=(entries - 1) / (seen["last"] - seen["first"]),
+            cpu=used[0] * each,
+            server_cpu=used[1] * each,
+            repeated=seen["calls"] - seen["keys"],
         )
+
+    def used(self, worker: int) -> tuple[float, float]:
+        """Seconds of CPU that the worker's process and the server have used so far."""
+        return cpu.of_process(worker), cpu.of_server(self.postmaster)
 
     async def idle(self, entries: int) -> Run:
         """Ask for one call at a time of a worker that has nothing to do."""
@@ -243,47 +259,6 @@ class Bench:
                 **self.contender.environment,
             },
         )
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used so far (proc(5): utime and stime, in ticks)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@asynccontextmanager
-async def destination() -> AsyncIterator[str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.relay.destination"), stdout=subprocess.PIPE, cwd=ROOT
-    )
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-@contextmanager
-def server(url: str | None) -> Iterator[str]:
-    """A PostgreSQL with fsync on: the given one, or one of our own that speaks TCP, as all need."""
-    if url is not None:
-        yield url
-        return
-    directory = Path(tempfile.mkdtemp(prefix="rb-", dir="/tmp"))
-    running = embedded.start(directory)
-    try:
-        yield running.url
-    finally:
-        running.stop()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def fresh(cluster: str) -> Iterator[str]:
-    """A database for one run."""
-    with made_database(cluster, f"bench_{secrets.token_hex(4)}") as url:
-        yield url
 
 
 def tell(line: str) -> None:
