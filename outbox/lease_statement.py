@@ -128,7 +128,9 @@ def _room(wanted: FromClause) -> LateralFromClause:
     )
     # without a limit of the destination the second is null, and the first counts
     left = func.least(wanted.c.free, wanted.c.concurrency - under_way)
-    return select(func.greatest(left, 0).label("room")).lateral("room")
+    # said, since SQLAlchemy correlates by itself only where another FROM is left: without it each
+    # destination would be given the room of all others too
+    return select(func.greatest(left, 0).label("room")).correlate(wanted).lateral("room")
 
 
 def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:

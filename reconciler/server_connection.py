@@ -35,12 +35,14 @@ LIMITS: Final = (
     b"; SET LOCAL idle_in_transaction_session_timeout = '60s'"
     b"; SET LOCAL lock_timeout = '5s'"
     b"; SET LOCAL client_connection_check_interval = '500ms'"
+    b"; SET LOCAL jit = off"
 )
 """
 What holds in every transaction, asked for together with its BEGIN.
 
 Nobody waits for ever for what a stopped process holds, nor we for what others hold; and the server
-notices within half a second that we have closed a connection that it works for.
+notices within half a second that we have closed a connection that it works for. No statement of
+ours is long enough to be worth compiling, which takes longer than to lease from a backlog.
 """
 
 LOOK_EVERY: Final = 0.1  #: seconds between two looks at a socket that says nothing

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -61,6 +63,17 @@ async def test_concurrency_counts_over_all_relays(world, pretend):
         await world.until(lambda: all_through(world))
     assert 4 == pretend.most_in_flight
     assert 30 == len(pretend.calls)
+
+
+async def test_each_destination_keeps_to_its_own_concurrency(world):
+    """They are leased for in one statement: what the one takes at once is nothing to the other."""
+    world.set(concurrency=2)
+    world.others["ledger"] = replace(world.destination, concurrency=5)
+    names = ("payments", "ledger")
+    await world.enqueue(*(an_entry(n, destination=names[n % 2]) for n in range(40)))
+    assert 7 == await world.relay_once()
+    called = Counter(one.destination for one in await world.entries() if one.attempts)
+    assert {"payments": 2, "ledger": 5} == called
 
 
 async def test_a_call_whose_lease_has_ended_takes_no_slot(world, pretend):
