@@ -48,6 +48,7 @@ class PostgresProxy:
         self.commits_cut = 0
         """Of these, how many whose answer nobody ever got."""
         self._cuts: deque[bytes] = deque()
+        self._late: tuple[float, bytes] | None = None
         self._refusing = False
         self._frozen = False
         self._rate: float | None = None
@@ -93,6 +94,14 @@ class PostgresProxy:
         in it: a table's name finds those that matter among the loops' idle looks.
         """
         self._cuts.extend([having.encode()] * n)
+
+    def late_after_commit(self, seconds: float, *, having: str) -> None:
+        """Answer the next COMMIT of a transaction that asked for *having* so much later."""
+        self._late = (seconds, having.encode())
+
+    def is_late(self) -> bool:
+        """Whether the COMMIT that was to be answered late has happened."""
+        return self._late is None
 
     def cuts_left(self) -> int:
         """How many of the cuts that were asked for have not been made yet."""
@@ -184,6 +193,9 @@ class PostgresProxy:
                         self.commits += 1
                         if self._takes_a_cut(link):
                             return
+                        if self._late is not None and self._late[1] in link.asked:
+                            late, self._late = self._late, None
+                            await asyncio.sleep(late[0])
                     elif message == IDLE:
                         link.asked = b""
                     whole += len(message)

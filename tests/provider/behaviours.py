@@ -82,6 +82,17 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+#: Seconds for which nobody may call again, by the answer; not more than they may be asked to wait.
+ASKED_TO_WAIT: Mapping[str, float] = MappingProxyType(
+    {
+        "429, seconds": 1.0,
+        "429, padded": 1.0,
+        "429, fractional": 0.3,
+        "429, huge": 1.0,
+        "429, date of 9999": 1.0,
+    }
+)
+
 TROUBLES: tuple[tuple[int, Behaviour], ...] = (
     (6, _behaviour("lost before the effect", None, way="closes")),
     (6, _behaviour("lost after the effect", None, performs=True, way="closes")),
@@ -119,6 +130,61 @@ MET_BY_ITSELF = ("409, in flight", "422, another body", "replayed", "forgotten i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MailBehaviour:
+    """One way to treat a mail."""
+
+    name: str
+    performs: bool
+    status: int | None  #: what is answered; None: nothing
+    meaning: Meaning  #: a mail server has taken nothing over before the end of the data
+    at: str = "end"  #: at which step: `recipient`, `data` or `end`
+    way: str = "whole"
+
+
+TAKEN = MailBehaviour(name="mail taken", performs=True, status=250, meaning=Meaning.DONE)
+
+
+def _mail(
+    name: str,
+    meaning: Meaning,
+    status: int | None = None,
+    *,
+    performs: bool = False,
+    at: str = "end",
+    way: str = "whole",
+) -> MailBehaviour:
+    return MailBehaviour(
+        name=name, performs=performs, status=status, meaning=meaning, at=at, way=way
+    )
+
+
+MAIL_TROUBLES: tuple[MailBehaviour, ...] = (
+    _mail("mail taken, no answer", Meaning.OPEN, performs=True, way="closes"),
+    _mail("mail taken, reset", Meaning.OPEN, performs=True, way="resets"),
+    _mail("mail taken, silence", Meaning.OPEN, performs=True, way="hangs"),
+    _mail("mail not taken, no answer", Meaning.OPEN, way="closes"),
+    _mail("451 to the mail", Meaning.NOT_DONE, 451),
+    _mail("554 to the mail", Meaning.REFUSED, 554),
+    _mail("450 to the recipient", Meaning.NOT_DONE, 450, at="recipient"),
+    _mail("550 to the recipient", Meaning.REFUSED, 550, at="recipient"),
+    _mail("hung up on the recipient", Meaning.NOT_DONE, at="recipient", way="closes"),
+    _mail("hung up within the mail", Meaning.NOT_DONE, at="data", way="closes"),
+)
+MAIL: Mapping[str, MailBehaviour] = MappingProxyType(
+    {one.name: one for one in (TAKEN, *MAIL_TROUBLES)}
+)
+MAIL_TROUBLE = 0.5  #: how probable trouble is at each of a mail's first arrivals
+
+
+def drawn_mail(seed: int, reference: str, arrival: int) -> MailBehaviour:
+    """What the *arrival*-th try (from 1) to hand over a mail meets."""
+    dice = random.Random(f"{seed} mail {reference} {arrival}")
+    if arrival > TROUBLED or dice.random() >= MAIL_TROUBLE:
+        return TAKEN
+    return dice.choice(MAIL_TROUBLES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
     """How one destination of the provider is."""
 
@@ -134,9 +200,12 @@ MANNERS: Mapping[str, Manner] = MappingProxyType(
     {
         "payments": Manner(),
         "lanes": Manner(trouble=0.25),
+        "steps": Manner(trouble=0.25),
+        "turns": Manner(trouble=0.25),
         "letters": Manner(knows_keys=False, trouble=0.2),
         "forgetful": Manner(remembers=14.0, stubborn=0.3),
         "strict": Manner(stores_errors=0.6, foreign=0.2),
+        "mail": Manner(knows_keys=False),
     }
 )
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tests.provider.behaviours import MANNERS, Meaning, meaning_of
+from tests.provider.behaviours import ASKED_TO_WAIT, MAIL, MANNERS, Meaning, meaning_of
 
 Row = Mapping[str, Any]
 MARKED_WITHIN = 6.0  #: seconds in which a living relay has written down what it was answered
 MAX_ATTEMPTS = {"strict": 8}
 PATIENT = 200  #: attempts of all others
+ROUNDING = 0.02  #: seconds by which two clocks of one machine may tell one moment apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Seen:
     deaths: Sequence[tuple[str, float]] = ()  #: which relay was killed, and when
     provider_deaths: Sequence[float] = ()
     undisturbed: bool = False  #: nothing was killed, frozen or cut off
+    punctual: bool = False  #: the provider had so little to do that it noted each call at once
     key_life: float = 0.0  #: of the forgetful
     lease: float = 0.0
 
@@ -58,6 +60,9 @@ def faults_of(seen: Seen) -> list[str]:
     ]
     for story in stories:
         found += faults_of_one(story, seen)
+        found += impatient(story)
+        if seen.punctual:
+            found += beside_its_lease(story, seen)
     found += out_of_order(stories)
     return found
 
@@ -137,8 +142,9 @@ def at_its_end(story: Story, seen: Seen) -> list[str]:
 
 def unlike(story: Story) -> list[str]:
     """P7: every call of an entry carries the same key and the same bytes."""
-    keys = {one["key"] for one in story.arrivals}
-    bytes_ = {one["digest"] for one in story.arrivals}
+    whole = [one for one in story.arrivals if one["digest"]]  # mails may end before they begin
+    keys = {one["key"] for one in whole}
+    bytes_ = {one["digest"] for one in whole}
     found = []
     if keys - {story.key}:
         found.append(f"other: {story.reference} came under {len(keys)} keys")
@@ -149,7 +155,11 @@ def unlike(story: Story) -> list[str]:
 
 def meaning(arrival: Row) -> Meaning:
     """What a caller could know; an arrival of which nothing came was broken off."""
-    return meaning_of(arrival["status"]) if arrival["behaviour"] else Meaning.OPEN
+    if not arrival["behaviour"]:
+        return Meaning.OPEN
+    if mail := MAIL.get(arrival["behaviour"]):
+        return mail.meaning
+    return meaning_of(arrival["status"])
 
 
 def was_heard(arrival: Row, seen: Seen) -> bool:
@@ -247,6 +257,34 @@ def called_beside(story: Story, seen: Seen) -> list[str]:
     return found
 
 
+def impatient(story: Story) -> list[str]:
+    """What asks to be called no sooner is called no sooner."""
+    return [
+        f"other: {story.reference} was called {after['at'] - before['ended']:.2f} s after"
+        f" {before['behaviour']}"
+        for before, after in pairwise(story.arrivals)
+        if before["ended"] is not None
+        and after["at"] - before["ended"] < ASKED_TO_WAIT.get(before["behaviour"], 0.0) - ROUNDING
+    ]
+
+
+def beside_its_lease(story: Story, seen: Seen) -> list[str]:
+    """Each call begins within a lease, and each lease allows one."""
+    began = sorted(one["started_at"].timestamp() for one in story.attempts)
+    upto = [min(a + seen.lease, b) for a, b in pairwise([*began, float("inf")])]
+    found = []
+    leases = list(zip(began, upto, strict=True))
+    for start, end in leases:
+        calls = [one for one in story.arrivals if start - ROUNDING <= one["at"] < end]
+        if len(calls) > 1:
+            found.append(f"other: {story.reference} was called {len(calls)} times in one lease")
+    return found + [
+        f"other: {story.reference} was called outside of any lease"
+        for one in story.arrivals
+        if not any(start - ROUNDING <= one["at"] < end for start, end in leases)
+    ]
+
+
 def out_of_order(stories: Sequence[Story]) -> list[str]:
     """In each lane an entry is called only when those before it are through."""
     lanes: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
@@ -277,6 +315,12 @@ def figures_of(seen: Seen) -> dict[str, Any]:
 def met(seen: Seen) -> Counter[str]:
     """How often each way of the provider's was met."""
     found = Counter(row["behaviour"] for row in seen.arrivals if row["behaviour"])
+    found["its caller was killed"] = sum(
+        row["caller"] == caller and row["at"] <= at and (row["ended"] or at) >= at
+        for caller, at in seen.deaths
+        for row in seen.arrivals
+    )
+    found["the provider was killed in it"] = sum(row["ended"] is None for row in seen.arrivals)
     held = Counter(row["destination"] for row in seen.entries if row["state"] == "uncertain")
     found["forgotten in time"] = held["forgetful"]
     return found

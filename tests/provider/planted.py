@@ -128,6 +128,77 @@ PLANTED: dict[str, Planted] = {
             ),
         ),
     ),
+    "successes are fenced": Planted(
+        scenario="late",
+        mutants=(
+            bug(
+                "outbox/settling.py",
+                ".where(outbox.c.id == mark.id, or_(success, latest))",
+                ".where(outbox.c.id == mark.id, latest)",
+            ),
+        ),
+    ),
+    "a call after its lease": Planted(
+        scenario="late",
+        mutants=(
+            bug(
+                "outbox/relay.py",
+                "late = began - asked_at >= last_moment.total_seconds() - LEASE_SLACK",
+                "late = last_moment.total_seconds() < -asked_at",
+            ),
+        ),
+    ),
+    "Retry-After is not heard": Planted(
+        scenario="killed",
+        mutants=(
+            bug(
+                "outbox/backoff.py",
+                "        wait = max(wait, floor, spread)\n",
+                "        wait = max(wait, 0 * floor, 0 * spread)\n",
+            ),
+        ),
+    ),
+    "a mail without an answer is sent again": Planted(
+        scenario="mail",
+        mutants=(
+            bug(
+                "outbox/destinations/smtp.py",
+                "kind = Sent.MAYBE_SENT if self.ended else Sent.NOT_SENT",
+                "kind = Sent.NOT_SENT",
+            ),
+        ),
+    ),
+    "another Message-ID for each attempt": Planted(
+        scenario="mail",
+        mutants=(
+            bug(
+                "outbox/destinations/smtp.py",
+                "own = message_id(request.idempotency_key, mail_from=sender)",
+                'own = message_id(__import__("uuid").uuid4().hex, mail_from=sender)',
+            ),
+        ),
+    ),
+    "no named lanes": Planted(
+        scenario="order",
+        mutants=(
+            bug(
+                "outbox/lanes.py",
+                "earlier.c.lane_position < later.c.lane_position,",
+                "earlier.c.lane_position < 0 * later.c.lane_position,",
+            ),
+        ),
+    ),
+    "a lane ends at its destination": Planted(
+        scenario="order",
+        mutants=(
+            bug(
+                "outbox/lanes.py",
+                "        earlier.c.lane == later.c.lane,\n",
+                "        earlier.c.lane == later.c.lane,\n"
+                "        earlier.c.destination == later.c.destination,\n",
+            ),
+        ),
+    ),
     "no order": Planted(
         scenario="order",
         mutants=(

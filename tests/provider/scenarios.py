@@ -1,10 +1,12 @@
 """What must be shown, each as one run of relays against the provider."""
 
 import asyncio
+import math
 import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,16 +14,25 @@ from typing import Any
 
 from tests.history.waiting import until
 from tests.postgres_proxy import PostgresProxy
-from tests.provider.behaviours import MANNERS
+from tests.provider.behaviours import MAIL, every_name
 from tests.provider.judge import Seen
 from tests.provider.store import rows
-from tests.provider.world import KEY_LIFE, LEASE, World, an_entry
+from tests.provider.world import IN_LANES, KEY_LIFE, LEASE, World, an_entry, key_at_the_provider
 from tests.replicas.scenarios import skewed
 
 GROWTH = 40 * 1024  #: KiB that a relay may grow by: less than two of the bodies that come
 TOLD_EVERY = 5.0  #: seconds
 PACE = 0.25  #: seconds between two lanes, which is time for things to happen
-SHARES = {"payments": 0.4, "lanes": 0.21, "letters": 0.2, "forgetful": 0.04, "strict": 0.15}
+SHARES = {
+    "payments": 0.36,
+    "lanes": 0.15,
+    "named": 0.15,
+    "letters": 0.18,
+    "forgetful": 0.04,
+    "strict": 0.12,
+}
+LEASING = "was_maybe_sent"  #: only the statement that leases asks for something of this name
+ROUNDS = 3
 REFUSE_MARKS = """
 create function reconciler.full_disk() returns trigger language plpgsql as
 $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$;
@@ -39,7 +50,10 @@ class Ran:
 
     faults: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
+    met: Counter[str] = field(default_factory=Counter)  #: beside what the judge finds in the store
+    must: Sequence[str] = ()  #: what a long run has to meet
     undisturbed: bool = False
+    punctual: bool = False
 
 
 async def killed(world: World, *, entries: int, every: float, most: float) -> Ran:
@@ -63,6 +77,8 @@ async def killed(world: World, *, entries: int, every: float, most: float) -> Ra
     ran.figures["relays killed"] = len(world.deaths)
     ran.figures["provider killed"] = len(world.provider_deaths)
     ran.figures["grown by MiB"] = round(world.grown / 1024, 1)
+    ran.met["the breaker opened"] = world.told("relay.breaker_opened")
+    ran.must = [*every_name(), "the breaker opened"]
     if world.grown > GROWTH:
         ran.faults.append(f"other: a relay grew by {world.grown // 1024} MiB")
     return ran
@@ -80,8 +96,10 @@ def mixed(entries: int) -> list[tuple[str, int]]:
 async def produced(world: World, wanted: Sequence[tuple[str, int]], *, every: float) -> None:
     """Ask for all that is *wanted*, lanes in their order and all else as it comes."""
     order = sorted(wanted, key=lambda one: (one[1] % 97, one[1] // 97, one[0]))
-    lanes = sorted((one for one in wanted if one[0] == "lanes"), key=lambda one: one[1])
-    asked = [lanes.pop(0) if one[0] == "lanes" else one for one in order]
+    lanes = {
+        name: iter(sorted(number for what, number in wanted if what == name)) for name in IN_LANES
+    }
+    asked = [(what, next(lanes[what]) if what in lanes else number) for what, number in order]
     size = max(1, int(every))
     for start in range(0, len(asked), size):
         await world.enqueue(an_entry(*one) for one in asked[start : start + size])
@@ -89,7 +107,13 @@ async def produced(world: World, wanted: Sequence[tuple[str, int]], *, every: fl
 
 
 async def kills(
-    world: World, names: Sequence[str], stop: asyncio.Event, *, seconds: float, most: float
+    world: World,
+    names: Sequence[str],
+    stop: asyncio.Event,
+    *,
+    seconds: float,
+    most: float,
+    providers: bool = True,
 ) -> None:
     """One at random, every so many *seconds*; whoever was killed is started again at once."""
     dice = random.Random(world.seed)
@@ -103,7 +127,7 @@ async def kills(
         name = dice.choice(alive)
         await world.kill(name)
         await world.start(name)
-        if number % 8 == 5:
+        if providers and number % 8 == 5:
             await world.kill_provider()
             await world.provide()
 
@@ -166,6 +190,9 @@ async def refused(world: World, *, entries: int, seconds: float) -> Ran:
     await world.stop()
     repeats = came(world) - len(world.expected)
     ran.figures["repeats"] = repeats
+    ran.met["leases that could not be taken"] = world.told("relay.database_away")
+    ran.met["marks that could not be written"] = world.told("relay.marks_failed")
+    ran.must = list(ran.met)
     if repeats > 2 * full:
         ran.faults.append(f"other: {repeats} repeats of {len(world.expected)}")
     return ran
@@ -258,14 +285,14 @@ async def order(world: World, *, entries: int) -> Ran:
         await world.start("r2", database_url=proxy.url)
         await world.ready("r2")
         lanes = entries // 3
-        stuck = {lane for lane in range(lanes) if lane % 10 == 3}
+        stuck = {lane for lane in range(lanes) if lane % 10 in (3, 6)}  # one of each kind
         async with asyncio.TaskGroup() as group:
             disturbing = group.create_task(disturbed(world, proxy))
             for lane in range(lanes):
-                await world.enqueue(
-                    an_entry("lanes", 3 * lane + place, blocked=lane in stuck and place == 0)
-                    for place in range(3)
-                )
+                what = IN_LANES[lane % 2]
+                for place in range(3):  # each in a transaction of its own
+                    blocked = lane in stuck and place == 0
+                    await world.enqueue([an_entry(what, 3 * lane + place, blocked=blocked)])
                 await asyncio.sleep(PACE)
             free = 3 * (lanes - len(stuck))
             flowed = await until_async(lambda: through(world, free), within=120 + entries / 5)
@@ -279,6 +306,123 @@ async def order(world: World, *, entries: int) -> Ran:
         await drained_of(world, within=60 + entries / 5)
         await world.stop()
     ran.figures["relays killed"] = len(world.deaths)
+    ran.met["relays killed"] = len(world.deaths)
+    ran.met["heads that were refused"] = len(stuck)
+    ran.met["leases that came too late"] = came_too_late(world)
+    ran.met["a call was marked by nobody"] = sum(
+        row["n"]
+        for row in await world.rows(
+            "select count(*) as n from reconciler.outbox_attempts where verdict is null"
+        )
+    )
+    ran.must = list(ran.met)
+    return ran
+
+
+async def late(world: World, *, entries: int) -> Ran:
+    """
+    One relay hears from its database only when its leases are over: of what it has leased, and
+    then of what it has to write down. Another one is there to take over.
+    """
+    ran = Ran(punctual=True)
+    async with PostgresProxy(world.database_url) as proxy:
+        await world.start("r1", database_url=proxy.url)
+        await world.start("r2")
+        await world.ready("r1", "r2")
+        each = min(world.concurrency, entries // 2 // (2 * ROUNDS))
+        for turn in range(ROUNDS):
+            first = 2 * turn * each
+            await leased_late(world, proxy, range(first, first + each))
+            await marked_late(world, proxy, range(first + each, first + 2 * each))
+        await world.stop()
+    ran.met["leases that came too late"] = came_too_late(world)
+    ran.met["marks that came too late"] = len(
+        await world.rows(
+            "select 1 from reconciler.outbox o join reconciler.outbox_attempts a"
+            " on a.entry_id = o.id where a.verdict = 'delivered' and o.destination = 'letters'"
+            " and a.finished_at > a.started_at + make_interval(secs => %s)",
+            LEASE,
+        )
+    )
+    ran.must = list(ran.met)
+    return ran
+
+
+async def leased_late(world: World, proxy: PostgresProxy, numbers: range) -> None:
+    """r1 is told what it has leased when r2 has taken it over."""
+    before = came_too_late(world)
+    async with only_r1(world):
+        proxy.late_after_commit(LEASE + 2.5, having=LEASING)
+        await ask_for(world, numbers)
+        assert await until(proxy.is_late, within=30)
+    await drained_of(world)
+
+    async def has_heard() -> bool:
+        return came_too_late(world) >= before + 2 * len(numbers)
+
+    await until_async(has_heard, within=2 * LEASE)
+
+
+def came_too_late(world: World) -> int:
+    return world.told("relay.released", '"late": true')
+
+
+async def marked_late(world: World, proxy: PostgresProxy, numbers: range) -> None:
+    """r1 is cut off from its database while its calls succeed, until its leases are over."""
+    before = came(world)
+    await world.tell("gate", "shut")
+    async with only_r1(world):
+        await ask_for(world, numbers)
+        full = before + 2 * len(numbers)
+        assert await until(lambda: came(world) == full, within=30)
+        proxy.refuse()
+        proxy.reset_all()
+    await world.tell("gate", "open")
+    await drained_of(world)
+    proxy.accept()
+    ids = [f"evt_letters_{number}" for number in numbers]
+
+    async def are_settled() -> bool:
+        held = await world.rows(
+            "select 1 from reconciler.outbox where event_id = any(%s) and state = 'uncertain'", ids
+        )
+        return not held
+
+    await until_async(are_settled, within=2 * LEASE)
+
+
+async def ask_for(world: World, numbers: range) -> None:
+    await world.enqueue(an_entry(name, n) for n in numbers for name in ("payments", "letters"))
+
+
+@asynccontextmanager
+async def only_r1(world: World) -> AsyncIterator[None]:
+    """r2 is away."""
+    await world.stop("r2")
+    yield
+    await world.start("r2")
+
+
+async def mail(world: World, *, entries: int) -> Ran:
+    """Mails through a mail server that loses its answers, by relays of which one is killed."""
+    ran = Ran()
+    names = ("r1", "r2", "r3")
+    await world.serve_mail()
+    for name in names:
+        await world.start(name)
+    await world.ready(*names)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(kills(world, names, stop, seconds=1.0, most=math.inf, providers=False))
+        for start in range(0, entries, 5):
+            numbers = range(start, min(start + 5, entries))
+            await world.enqueue(an_entry("mail", number) for number in numbers)
+            await asyncio.sleep(PACE / 2)
+        await drained_of(world)
+        stop.set()
+    await world.stop()
+    ran.figures["relays killed"] = len(world.deaths)
+    ran.must = [*MAIL, "its caller was killed"]
     return ran
 
 
@@ -315,7 +459,7 @@ async def disturbed(world: World, proxy: PostgresProxy) -> None:
         r3.child.send_signal(signal.SIGCONT)
 
 
-async def seen(world: World, *, undisturbed: bool) -> Seen:
+async def seen(world: World, ran: Ran) -> Seen:
     """Everything that the judge looks at."""
     entries = await world.rows("select * from reconciler.outbox")
     attempts = await world.rows(
@@ -323,9 +467,12 @@ async def seen(world: World, *, undisturbed: bool) -> Seen:
     )
     return Seen(
         asked=[
-            (one.destination, f"{one.destination} {one.event_id.rpartition('_')[2]}", key)
+            (
+                one.destination,
+                f"{one.destination} {one.event_id.rpartition('_')[2]}",
+                key_at_the_provider(one),
+            )
             for one in world.expected
-            if (key := one.idempotency_key)
         ],
         arrivals=[dict(row) for row in rows(world.store, "select * from arrivals order by number")],
         effects=[dict(row) for row in rows(world.store, "select * from effects order by number")],
@@ -333,7 +480,8 @@ async def seen(world: World, *, undisturbed: bool) -> Seen:
         attempts=attempts,
         deaths=[(death.caller, death.at) for death in world.deaths],
         provider_deaths=world.provider_deaths,
-        undisturbed=undisturbed,
+        undisturbed=ran.undisturbed,
+        punctual=ran.punctual,
         key_life=KEY_LIFE,
         lease=LEASE,
     )
@@ -343,6 +491,7 @@ SCENARIOS: Mapping[str, Callable[..., Awaitable[Ran]]] = {
     "killed": killed,
     "refused": refused,
     "replicas": replicas,
+    "late": late,
     "order": order,
+    "mail": mail,
 }
-assert set(SHARES) == set(MANNERS)

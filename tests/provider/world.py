@@ -1,6 +1,7 @@
 """The pretend provider and the relays as processes, and the entries that are put between them."""
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -55,19 +56,96 @@ timeout = "1500ms"
 retry_after_max = "1s"
 concurrency = {concurrency}
 allow_private = ["127.0.0.0/8"]
+breaker = {{ after = 5, pause = "100ms", pause_max = "500ms" }}
 {more}
+"""
+MAIL = """
+[destinations.mail]
+kind = "smtp"
+host = "127.0.0.1"
+port = {port}
+tls = "none"
+from = "orders@shop.example"
+ehlo_name = "{caller}"
+timeout = "1500ms"
+max_attempts = 200
+concurrency = {concurrency}
+allow_private = ["127.0.0.0/8"]
+breaker = {{ after = 5, pause = "100ms", pause_max = "500ms" }}
 """
 MANNERS: Mapping[str, str] = {
     "payments": "max_attempts = 200",
     "lanes": "max_attempts = 200\nordered = true",
+    "steps": "max_attempts = 200",
+    "turns": "max_attempts = 200",
     "letters": "max_attempts = 200\nidempotent = false",
     "forgetful": 'max_attempts = 200\nkey_ttl = "14s"',
     "strict": "max_attempts = 8",
 }
 
 
-def an_entry(destination: str, number: int, *, blocked: bool = False) -> NewEntry:
-    """The *number*-th entry of a destination; three of `lanes` in a row make one lane."""
+#: What each of three in a named lane is: other effects, kinds and destinations than the next.
+NAMED = (("reserve", "steps", "stock"), ("charge", "turns", "order"), ("ship", "steps", "parcel"))
+IN_LANES = ("lanes", "named")
+
+
+def an_entry(what: str, number: int, *, blocked: bool = False) -> NewEntry:
+    """The *number*-th entry of *what*; three in a row of `lanes` and of `named` make one lane."""
+    match what:
+        case "named":
+            return a_named_one(number, blocked=blocked)
+        case "mail":
+            return a_mail(number)
+        case _:
+            return a_call(what, number, blocked=blocked)
+
+
+def a_named_one(number: int, *, blocked: bool) -> NewEntry:
+    lane, place = divmod(number, 3)
+    effect, destination, kind = NAMED[place]
+    told = {"reference": f"{destination} {number}", "place": f"order:{lane}/{place + 1}"}
+    return NewEntry(
+        sender="shop",
+        event_id=f"evt_{destination}_{number}",
+        effect=effect,
+        destination=destination,
+        idempotency_key=f"key_{destination}_{number}",
+        kind=kind,
+        key=f"{kind}_{lane}",
+        lane=f"order:{lane}",
+        method="POST",
+        path=f"/v1/{effect}",
+        headers={"Content-Type": "application/json"},
+        body=json.dumps({**told, "blocked": blocked}).encode(),
+    )
+
+
+def a_mail(number: int) -> NewEntry:
+    to = f"mail-{number}@customer.example"
+    head = f"From: orders@shop.example\r\nTo: {to}\r\nSubject: Your order\r\n\r\n"
+    return NewEntry(
+        sender="shop",
+        event_id=f"evt_mail_{number}",
+        effect="mail",
+        destination="mail",
+        idempotency_key=f"key_mail_{number}",
+        idempotent=False,
+        method="MAIL",
+        path=to,
+        headers={"mail-from": "orders@shop.example"},
+        body=f"{head}Number {number}.\r\n.\r\n".encode(),
+    )
+
+
+def key_at_the_provider(entry: NewEntry) -> str:
+    """What the provider knows *entry* by: a mail by the Message-ID that follows from its key."""
+    assert entry.idempotency_key is not None
+    if entry.destination != "mail":
+        return entry.idempotency_key
+    return f"<{hashlib.sha256(entry.idempotency_key.encode()).hexdigest()[:32]}@shop.example>"
+
+
+def a_call(destination: str, number: int, *, blocked: bool) -> NewEntry:
     lane, place = divmod(number, 3)
     told = {"reference": f"{destination} {number}", "blocked": blocked}
     if destination == "lanes":
@@ -146,6 +224,8 @@ class World:
     calm: bool
     port: int = 0
     provider: asyncio.subprocess.Process | None = None
+    mail_port: int = 0
+    mail_server: asyncio.subprocess.Process | None = None
     relays: dict[str, Relay] = field(default_factory=dict)
     deaths: list[Death] = field(default_factory=list)
     provider_deaths: list[float] = field(default_factory=list)
@@ -158,18 +238,26 @@ class World:
 
     async def provide(self) -> None:
         """Start the provider, at the place where it was before."""
-        words = [f"--store={self.store}", f"--seed={self.seed}", f"--port={self.port}"]
-        with (self.directory / "provider.log").open("ab") as errors:
-            self.provider = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.provider.provider", *words),
+        self.provider, self.port = await self.server("provider", f"--port={self.port}")
+
+    async def serve_mail(self) -> None:
+        """Start the mail server, which shares the provider's store."""
+        self.mail_server, self.mail_port = await self.server("mail_server")
+
+    async def server(self, name: str, *words: str) -> tuple[asyncio.subprocess.Process, int]:
+        """Start a server of ours; the process and its port."""
+        with (self.directory / f"{name}.log").open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"tests.provider.{name}"),
+                *(f"--store={self.store}", f"--seed={self.seed}", *words),
                 *(["--calm"] if self.calm else []),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 cwd=ROOT,
             )
-        assert self.provider.stdout is not None
+        assert process.stdout is not None
         async with asyncio.timeout(READY):
-            self.port = int(await self.provider.stdout.readline())
+            return process, int(await process.stdout.readline())
 
     async def kill_provider(self) -> None:
         assert self.provider is not None
@@ -195,6 +283,12 @@ class World:
                 provider=f"http://127.0.0.1:{self.port}",
                 concurrency=self.concurrency,
                 more=more,
+            )
+        if self.mail_port:
+            text += MAIL.format(
+                port=self.mail_port,
+                caller=self.relays[name].caller,
+                concurrency=self.concurrency,
             )
         file = self.directory / f"{name}.toml"
         file.write_text(text)
@@ -271,19 +365,29 @@ class World:
         relay.child.send_signal(signal.SIGKILL)
         await relay.child.wait()
 
+    def told(self, event: str, *words: str) -> int:
+        """How often relays have logged *event*, in a line with all of *words*."""
+        wanted = (f'"{event}"', *words)
+        return sum(
+            all(word in line for word in wanted)
+            for log in self.directory.glob("r*.log")
+            for line in log.read_text().splitlines()
+        )
+
     def look(self) -> None:
         for relay in self.relays.values():
             if relay.child is not None and relay.child.returncode is None:
                 relay.look()
                 self.grown = max(self.grown, relay.most)
 
-    async def stop(self) -> None:
-        """SIGTERM to every relay, once it is ready; each must end with 0."""
-        await self.ready(*self.relays)
-        for relay in self.relays.values():
+    async def stop(self, *names: str) -> None:
+        """SIGTERM to these relays, or to all, once they are ready; each must end with 0."""
+        relays = [self.relays[name] for name in names or self.relays]
+        await self.ready(*(relay.name for relay in relays))
+        for relay in relays:
             assert relay.child is not None
             relay.child.send_signal(signal.SIGTERM)
-        for relay in self.relays.values():
+        for relay in relays:
             assert relay.child is not None
             async with asyncio.timeout(STOP):
                 code = await relay.child.wait()
@@ -349,3 +453,6 @@ async def a_world(
                     await relay.child.wait()
             if world.provider is not None and world.provider.returncode is None:
                 await world.kill_provider()
+            if world.mail_server is not None:
+                world.mail_server.kill()
+                await world.mail_server.wait()
