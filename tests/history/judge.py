@@ -11,6 +11,7 @@ from tests.history.told import Line, Seen, Told, seen, told
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 WORST_FIRST = ("lost", "doubled", "other", "undrained")
 OURS = ("correction:", "read:")
+KNOW_KEYS = ("payments", "post_office")
 ORDER = "shop:order:{order}:{version}:{effect}"
 
 
@@ -48,6 +49,7 @@ def judge(
         *versions_grow(case),
         *causes_have_one_entry(case),
         *calls_are_alike(case),
+        *lanes_are_in_order(case),
         *entries_are_settled(case),
         *(states_converge(case) if reconciled else ()),
         *daemons_lived(faults),
@@ -180,12 +182,29 @@ def calls_are_alike(case: Case) -> Iterator[Violation]:
             yield other("P7", f"{key} was called with other bytes than its entry has")
 
 
+def lanes_are_in_order(case: Case) -> Iterator[Violation]:
+    """In a lane nobody is called before all that goes before it is through."""
+    lanes: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for row in case.entries:
+        if row["lane"] is not None:
+            lanes[row["lane"]].append((row["lane_position"], row["idempotency_key"]))
+    for lane, entries in lanes.items():
+        places = {key: place for place, key in entries}
+        came = [
+            (call["at"], places[key]) for key in places for call in case.seen.calls.get(key, ())
+        ]
+        order = [place for _, place in sorted(came)]
+        if order != sorted(order):
+            yield other("P9", f"in lane {lane} calls came as {order}")
+
+
 def entries_are_settled(case: Case) -> Iterator[Violation]:
     """P9 and no losses: what was asked for was performed once, delivered or up for decision."""
     for row in case.entries:
         key, state = row["idempotency_key"], row["state"]
         name = f"{row['effect']} {key}"
-        allowed = {"delivered"} if row["destination"] == "payments" else {"delivered", "uncertain"}
+        knows_keys = row["destination"] in KNOW_KEYS
+        allowed = {"delivered"} if knows_keys else {"delivered", "uncertain"}
         if state == "pending":
             yield undrained("P9", f"{name} is pending: {row['last_error']}")
         elif state not in allowed:

@@ -124,6 +124,12 @@ class Plan:
     ordered: bool
     """Whether the destination that knows keys is called in order."""
     batch_max: int
+    lanes: bool
+    """Whether what is asked for about one order is called in one lane, over two destinations."""
+    rate: int | None
+    """How many calls a second the destination that knows keys gets."""
+    breaker_after: int
+    """After how many failures in a row a destination is left alone for a moment."""
 
     def attempt(self, event_id: str, number: int) -> Attempt:
         """What the *number*-th delivery of an event meets."""
@@ -153,6 +159,7 @@ def plan(seed: int) -> Plan:
     rates = draw_rates(fate)
     shop = Shop(fate=fate, rates=rates)
     replicas = fate.choice((1, 1, 2))
+    flow = random.Random(f"flow {seed}")
     turns = [seed * CRASHES + number for number in range(CRASHES)]
     events = shop.all_events(fate.randrange(32, 48))
     before = Round(
@@ -174,6 +181,9 @@ def plan(seed: int) -> Plan:
         aftermath=aftermath,
         ordered=fate.random() < 0.5,
         batch_max=fate.choice((1, 4, 64)),
+        lanes=flow.random() < 0.5,
+        rate=flow.choice((None, 40, 100)),
+        breaker_after=flow.choice((0, 2, 10)),
     )
 
 

@@ -96,6 +96,15 @@ timeout = "{timeout}ms"
 max_attempts = 60
 ordered = {ordered}
 allow_private = ["127.0.0.0/8"]
+{rate}
+breaker = {breaker}
+
+[destinations.post_office]
+base_url = "{destination}"
+timeout = "{timeout}ms"
+max_attempts = 60
+allow_private = ["127.0.0.0/8"]
+breaker = {breaker}
 
 [destinations.post]
 base_url = "{destination}"
@@ -103,6 +112,7 @@ timeout = "{timeout}ms"
 max_attempts = 60
 idempotent = false
 allow_private = ["127.0.0.0/8"]
+breaker = {breaker}
 
 [effects.capture]
 on_change = ["shop:order"]
@@ -110,6 +120,7 @@ becomes = "state.paid"
 destination = "payments"
 request = "POST /v1/charges"
 json = {{ amount = "{{{{ state.amount }}}}", reference = "capture {{{{ key }}}}" }}
+{lane_of_order}
 
 [effects.notice]
 on_change = ["shop:order"]
@@ -120,9 +131,10 @@ json = {{ reference = "notice {{{{ key }}}} {{{{ version }}}}" }}
 [effects.label]
 on = ["shop:order.shipped"]
 if_stale = "count"
-destination = "payments"
+destination = "post_office"
 request = "POST /v1/labels"
 json = {{ reference = "label {{{{ event_id }}}}" }}
+{lane_of_order}
 idempotency_key = "{{{{ event_id }}}}:label"
 
 [effects.receipt]
@@ -130,6 +142,7 @@ on = ["shop:refund.succeeded"]
 destination = "payments"
 request = "POST /v1/receipts"
 json = {{ amount = "{{{{ body.data.amount }}}}", reference = "receipt {{{{ event_id }}}}" }}
+{lane_of_refund}
 idempotency_key = "{{{{ event_id }}}}:receipt"
 
 [effects.letter]
@@ -139,6 +152,10 @@ request = "POST /post/letters"
 json = {{ reference = "letter {{{{ event_id }}}}" }}
 idempotency_key = "{{{{ event_id }}}}:letter"
 """
+
+
+BREAKER = '{{ after = {after}, pause = "50ms", pause_max = "300ms" }}'
+LANE = 'lane = "order:{{{{ {of} }}}}"'
 
 
 class Replica:
@@ -188,6 +205,10 @@ class Replica:
             destination=destination,
             timeout=int(TIMEOUT * 1000),
             ordered=str(plan.ordered).lower(),
+            rate=f'rate = "{plan.rate}/s"' if plan.rate else "",
+            breaker=BREAKER.format(after=plan.breaker_after),
+            lane_of_order=LANE.format(of="key") if plan.lanes else "",
+            lane_of_refund=LANE.format(of="body.data.order_id") if plan.lanes else "",
             batch_max=plan.batch_max,
         )
         self.config.write_text(text)
@@ -277,6 +298,11 @@ class Replica:
                     self.address = json.loads(line)["webhooks"]
                     return
             await asyncio.sleep(0.02)
+
+    def said(self, what: str) -> int:
+        """How often that stands in the logs of all its lives."""
+        lives = (self.log_file(life + 1) for life in range(self._lives))
+        return sum(log.read_text().count(what) for log in lives if log.exists())
 
     def log_file(self, life: int) -> Path:
         return self.directory / f"serve-{self.number}-{life}.log"

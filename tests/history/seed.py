@@ -31,6 +31,7 @@ OFF, ON = "receiver,relay", "receiver,relay,reconciler"
 QUIET = 240.0  #: seconds in which everything must come to rest, on a machine without time too
 POINT = 10.0  #: seconds in which a crash point must be met under load
 LOOK_EVERY = 0.1
+BREAKER_OPENED = '"relay.breaker_opened"'
 DUE = "select count(*) from reconciler.outbox where state = 'pending' and due_at is not null"
 ASKED = "select count(*) from reconciler.fetch_requests"
 OUR_ORDERS = "select key, version, state from reconciler.resources where not deleted"
@@ -77,6 +78,7 @@ async def run(
             )
             violations = await world.live_through()
         counts = met(*world.histories(), world.last_rows)
+        counts["breaker opened"] = sum(one.said(BREAKER_OPENED) for one in world.replicas)
     return Result(
         seed=seed,
         violations=tuple(str(one) for one in violations),
@@ -141,6 +143,10 @@ class World:
             faults.write("two replicas")
         if plan.ordered:
             faults.write("ordered")
+        if plan.lanes:
+            faults.write("lanes")
+        if plan.rate is not None:
+            faults.write("rate")
         return cls(
             plan=plan,
             cluster=cluster,

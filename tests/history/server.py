@@ -29,7 +29,7 @@ WITNESS = {
     "corrections": "key, drift, new_version",
     "fetch_requests": "key, reason, last_error",
     "outbox": "event_id, effect, key, destination, idempotency_key, state, attempts, method,"
-    " path, convert_from(body, 'UTF8') as body, last_error",
+    " path, convert_from(body, 'UTF8') as body, last_error, lane, lane_position",
     "public.orders": "id, version",
     "public.order_log": "seq, id, version",
     "public.refunds": "source_event",

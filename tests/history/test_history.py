@@ -1,5 +1,7 @@
 """The history test proves others; here its plan and its judge are held to their own promises."""
 
+from itertools import count
+
 import pytest
 
 from reconciler import faults
@@ -19,8 +21,12 @@ CAPTURE = {"key": "shop:order:ord_1:3:capture", "reference": "capture ord_1"}
 NOTICE = {"key": "shop:order:ord_1:3:notice", "reference": "notice ord_1 3"}
 RECEIPT = {"key": "evt_2:receipt", "reference": "receipt evt_2"}
 LETTER = {"key": "evt_2:letter", "reference": "letter evt_2"}
+LANE = [CAPTURE, RECEIPT]
 OF_THE_PATH = ("after-", "before-", "commit-", "ack-", "relay-", "scan-", "read-")
 CALL = {"method": "POST", "path": "/v1/x", "body": "{}"}
+
+
+NUMBERS = count()
 
 
 def sent(id_: str, answer: object = 200, outcome: str | None = "applied") -> dict:
@@ -29,7 +35,7 @@ def sent(id_: str, answer: object = 200, outcome: str | None = "applied") -> dic
 
 def performed(effect: dict) -> list[dict]:
     return [
-        {"what": "call", "trouble": None, "key": effect["key"], **CALL},
+        {"what": "call", "trouble": None, "at": next(NUMBERS), "key": effect["key"], **CALL},
         {"what": "effect", **effect},
         {"what": "answered", "key": effect["key"], "status": 200},
     ]
@@ -46,6 +52,8 @@ def entry(effect: dict, *, state: str = "delivered") -> dict:
         "idempotency_key": key,
         "state": state,
         "last_error": None,
+        "lane": "order:ord_1" if effect in LANE else None,
+        "lane_position": LANE.index(effect) + 1 if effect in LANE else None,
     }
 
 
@@ -95,7 +103,12 @@ def changed(table: str, place: int, **facts: object):
     return lambda story: story.rows[table][place].update(facts)
 
 
+def out_of_order(story: Story):
+    story.rows["outbox"][0]["lane_position"], story.rows["outbox"][2]["lane_position"] = 2, 1
+
+
 SPOILT = {
+    "a lane out of order": (out_of_order, {"P9 other"}),
     "acknowledged and not there": (no_claim, {"P2 lost", "P3 other"}),
     "never acknowledged": (lambda s: s.sender.append(sent("evt_9", "gave_up")), {"P2 undrained"}),
     "booked twice": (doubled("refunds", 0), {"P6 doubled"}),

@@ -21,6 +21,9 @@ REQUIRED = (
     "uncertain",
     "two replicas",
     "ordered",
+    "lanes",
+    "rate",
+    "breaker opened",
 )
 
 
@@ -32,7 +35,7 @@ def met(
     for line in faults:
         if line["what"] == "crash":
             found[f"crash at {line['at'].partition(':')[0]}"] += 1
-        elif line["what"] in (*FAULTS, "two replicas", "ordered"):
+        elif line["what"] in (*FAULTS, "two replicas", "ordered", "lanes", "rate"):
             found[line["what"]] += 1
     for line in destination:
         if line["what"] == "call" and line["trouble"]:

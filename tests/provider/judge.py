@@ -10,7 +10,7 @@ from tests.provider.behaviours import ASKED_TO_WAIT, MAIL, MANNERS, Meaning, mea
 
 Row = Mapping[str, Any]
 MARKED_WITHIN = 6.0  #: seconds in which a living relay has written down what it was answered
-MAX_ATTEMPTS = {"strict": 8}
+MAX_ATTEMPTS = {"strict": 8, "lanes": 1000, "steps": 1000, "turns": 1000}
 PATIENT = 200  #: attempts of all others
 ROUNDING = 0.02  #: seconds by which two clocks of one machine may tell one moment apart
 

@@ -81,7 +81,7 @@ async def ran(
         case "refused":
             scenario = partial(refused, entries=size.few, seconds=size.refused)
         case "mail":
-            scenario = partial(mail, entries=size.mails)
+            scenario = partial(mail, entries=size.mails, every=size.every, most=size.most)
         case _:
             scenario = partial(SCENARIOS[name], entries=size.few)
     async with a_world(

@@ -1,7 +1,6 @@
 """What must be shown, each as one run of relays against the provider."""
 
 import asyncio
-import math
 import random
 import signal
 import sys
@@ -285,7 +284,7 @@ async def order(world: World, *, entries: int) -> Ran:
         await world.start("r2", database_url=proxy.url)
         await world.ready("r2")
         lanes = entries // 3
-        stuck = {lane for lane in range(lanes) if lane % 10 in (3, 6)}  # one of each kind
+        stuck = {lane for lane in range(lanes) if lane % 30 in (3, 16)}  # one of each kind
         async with asyncio.TaskGroup() as group:
             disturbing = group.create_task(disturbed(world, proxy))
             for lane in range(lanes):
@@ -377,7 +376,7 @@ async def marked_late(world: World, proxy: PostgresProxy, numbers: range) -> Non
         assert await until(lambda: came(world) == full, within=30)
         proxy.refuse()
         proxy.reset_all()
-    await world.tell("gate", "open")
+        await world.tell("gate", "open")
     await drained_of(world)
     proxy.accept()
     ids = [f"evt_letters_{number}" for number in numbers]
@@ -403,7 +402,7 @@ async def only_r1(world: World) -> AsyncIterator[None]:
     await world.start("r2")
 
 
-async def mail(world: World, *, entries: int) -> Ran:
+async def mail(world: World, *, entries: int, every: float, most: float) -> Ran:
     """Mails through a mail server that loses its answers, by relays of which one is killed."""
     ran = Ran()
     names = ("r1", "r2", "r3")
@@ -413,11 +412,11 @@ async def mail(world: World, *, entries: int) -> Ran:
     await world.ready(*names)
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(kills(world, names, stop, seconds=1.0, most=math.inf, providers=False))
+        group.create_task(kills(world, names, stop, seconds=every, most=most, providers=False))
         for start in range(0, entries, 5):
             numbers = range(start, min(start + 5, entries))
             await world.enqueue(an_entry("mail", number) for number in numbers)
-            await asyncio.sleep(PACE / 2)
+            await asyncio.sleep(PACE)
         await drained_of(world)
         stop.set()
     await world.stop()

@@ -2,10 +2,19 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.provider.behaviours import SPELLINGS, TROUBLES, drawn, every_name, meaning_of
+from tests.provider.behaviours import (
+    MAIL,
+    SPELLINGS,
+    TROUBLES,
+    drawn,
+    drawn_mail,
+    every_name,
+    meaning_of,
+)
 from tests.provider.judge import Seen, faults_of
 from tests.provider.running import SHORT, ran
 
@@ -23,6 +32,15 @@ async def test_relays_are_killed_and_every_entry_takes_effect_once(
     result = await ran("killed", tmp_path, database_url, seed=1, size=SHORT)
     assert [] == result.faults
     assert 0 < result.figures["relays killed"]
+
+
+async def test_mails_whose_answer_is_lost_are_held_and_each_is_there_once(
+    database_url: str, tmp_path: Path
+):
+    """aiosmtpd, a process, loses answers after the end of data, and relays are killed in them."""
+    result = await ran("mail", tmp_path, database_url, seed=1, size=SHORT)
+    assert [] == result.faults
+    assert 0 < result.met["mail taken, no answer"] <= result.figures["states"]["mail uncertain"]
 
 
 def an_entry(reference: str, state: str, *, attempts: int = 1):
@@ -56,15 +74,14 @@ def an_arrival(number: int, reference: str, behaviour: str, status: int | None, 
     }
 
 
-def judged(reference: str, state: str, *arrivals, effects: int = 1, **changes):
+def judged(reference: str, state: str, *arrivals, effects: int = 1, **changes: Any):
     """What the judge says of one entry."""
     seen = Seen(
         asked=[(reference.partition(" ")[0], reference, f"key_{reference}")],
         arrivals=list(arrivals),
         effects=[{"reference": reference}] * effects,
         entries=[an_entry(reference, state, attempts=len(arrivals))],
-        attempts=[],
-        **changes,
+        **{"attempts": [], **changes},
     )
     return [fault.partition(":")[0] for fault in faults_of(seen)]
 
@@ -112,6 +129,53 @@ async def test_the_judge_knows_keys_words_and_places():
     assert ["other: in lane 0 entries came as [1, 2, 1]"] == faults_of(seen)
 
 
+async def test_the_judge_knows_what_a_mail_server_has_taken_over():
+    """Nothing before the end of the data; afterwards only its answer tells."""
+    reference = "mail 1"
+    bare = {"key": "", "digest": ""}
+    again = an_arrival(2, reference, "mail taken", 250)
+    early = an_arrival(1, reference, "hung up within the mail", None, **bare)
+    assert [] == judged(reference, "delivered", early, again)
+    for name, status in (("450 to the recipient", 450), ("451 to the mail", 451)):
+        assert [] == judged(
+            reference, "delivered", an_arrival(1, reference, name, status, **bare), again
+        )
+    lost = an_arrival(1, reference, "mail taken, no answer", None)
+    assert [] == judged(reference, "uncertain", lost)
+    assert ["doubled"] == judged(reference, "delivered", lost, again)
+    refused = an_arrival(1, reference, "554 to the mail", 554)
+    assert [] == judged(reference, "dead", refused, effects=0)
+    assert ["other"] == judged(reference, "uncertain", refused, effects=0)
+
+
+async def test_the_judge_knows_who_was_asked_to_wait():
+    reference = "payments 1"
+    asked = an_arrival(1, reference, "429, seconds", 429)
+    soon = an_arrival(2, reference, "done", 200, at=1.9)
+    late = an_arrival(2, reference, "done", 200, at=2.1)
+    assert ["other"] == judged(reference, "delivered", asked, soon)
+    assert [] == judged(reference, "delivered", asked, late)
+
+
+async def test_the_judge_knows_a_call_that_no_lease_allows():
+    reference, began = "payments 1", NOW.timestamp()
+    leases = [
+        {"entry_id": reference, "started_at": NOW + timedelta(seconds=after), "verdict": "retry"}
+        for after in (0, 5.1)
+    ]
+
+    def beside(*moments: float) -> list[str]:
+        arrivals = [
+            an_arrival(n, reference, "done", 200, at=began + moment)
+            for n, moment in enumerate(moments)
+        ]
+        return judged(reference, "delivered", *arrivals, attempts=leases, punctual=True, lease=5.0)
+
+    assert [] == beside(0.1, 5.2)
+    assert ["other"] == beside(5.2, 6.3)  # the first of them by whoever had leased it before
+    assert ["other"] == beside(0.1, 5.05)
+
+
 async def test_a_seed_draws_the_same_troubles_again_and_all_of_them_in_the_end():
     """Every spelling of Retry-After among them; no key meets trouble for ever."""
     drawn_once = [drawn(1, "payments", f"key_{n}", 1).name for n in range(4000)]
@@ -119,4 +183,7 @@ async def test_a_seed_draws_the_same_troubles_again_and_all_of_them_in_the_end()
     assert {one.name for _, one in TROUBLES} <= set(drawn_once)
     assert {f"429, {name}" for name in SPELLINGS} <= set(every_name())
     assert {"done"} == {drawn(1, "payments", f"key_{n}", 4).name for n in range(100)}
+    mails = {drawn_mail(1, f"mail {n}", 1).name for n in range(400)}
+    assert set(MAIL) == mails
+    assert {"mail taken"} == {drawn_mail(1, f"mail {n}", 4).name for n in range(100)}
     assert "done" == meaning_of(204)

@@ -75,9 +75,9 @@ breaker = {{ after = 5, pause = "100ms", pause_max = "500ms" }}
 """
 MANNERS: Mapping[str, str] = {
     "payments": "max_attempts = 200",
-    "lanes": "max_attempts = 200\nordered = true",
-    "steps": "max_attempts = 200",
-    "turns": "max_attempts = 200",
+    "lanes": "max_attempts = 1000\nordered = true",
+    "steps": "max_attempts = 1000",
+    "turns": "max_attempts = 1000",
     "letters": "max_attempts = 200\nidempotent = false",
     "forgetful": 'max_attempts = 200\nkey_ttl = "14s"',
     "strict": "max_attempts = 8",
