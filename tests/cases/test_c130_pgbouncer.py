@@ -7,21 +7,36 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
 from sqlalchemy import make_url, text
+from structlog.testing import capture_logs
 
+from outbox.backoff import Backoff
+from outbox.breaker import Breaker
+from outbox.flow import Rate
 from reconciler.database import engine_for
 from reconciler.errors import DatabaseAwayError
 from reconciler.transactions import transact
+from tests.outbox.pretend import Answers, Call, Pretend
+from tests.outbox.world import POLICY, an_entry
+from tests.outbox.world import World as Outbox
 from tests.postgres_proxy import PostgresProxy
 from tests.world import Answer, a_world, eventually, order_event, refund_event
 
 pytestmark = pytest.mark.anyio
+
+HASTY = replace(
+    POLICY, backoff=Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=50))
+)
+BREAKER = Breaker(after=2, pause=timedelta(milliseconds=50), pause_max=timedelta(seconds=1))
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -176,3 +191,44 @@ async def test_limits_hold_and_cancelled_requests_leave_nothing_behind(database_
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as plain:
             cursor = await plain.execute("show lock_timeout")
             assert ("0",) == await cursor.fetchone()
+
+
+@needs_pgbouncer
+async def test_lanes_a_rate_and_a_breaker_through_pgbouncer(database_url: str) -> None:
+    """
+    Two relays and whoever asks share two of the server's connections. The destination is down at
+    first: its breaker opens, once for both, and a probe closes it. Lanes keep their order, and
+    nobody calls more often than the rate allows.
+    """
+    came: list[float] = []
+
+    def behave(number: int, _: Call) -> Answers:
+        came.append(time.monotonic())
+        return Answers(status=503 if number <= 4 else 200)
+
+    async with bouncing(database_url) as url, Pretend(behave=behave) as pretend:
+        engine = engine_for(url, pool_size=5)
+        world = Outbox(engine=engine, pretend=pretend, policy=HASTY)
+        world.set(rate=Rate(per_second=100, burst=5), breaker=BREAKER)
+        with capture_logs() as logs:
+            async with world.running(), world.running():
+                for number in range(40):
+                    lane = f"order:{number % 5}"
+                    await world.enqueue(an_entry(number, effect=f"step_{number // 5}", lane=lane))
+                await world.until(lambda: all_delivered(world))
+        for lane in range(5):
+            keys = [key for key in pretend.keys if int(key.removeprefix("key_")) % 5 == lane]
+            expected = [f"key_{number}" for number in range(lane, 40, 5)]
+            assert expected == list(dict.fromkeys(keys))
+            assert sorted(keys, key=expected.index) == keys
+        told = [line["event"] for line in logs]
+        assert 1 <= told.count("relay.breaker_opened") == told.count("relay.breaker_closed")
+        tenths = [sum(began <= at < began + 0.1 for at in came) for began in came]
+        assert max(tenths) <= 5 + 10 + 1, tenths
+        for channel in world.channels:
+            await channel.close()
+        await engine.dispose()
+
+
+async def all_delivered(world: Outbox) -> bool:
+    return {"delivered"} == set(await world.states())
