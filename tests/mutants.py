@@ -127,8 +127,7 @@ MUTANTS = (
         file="reconciler/daemon_generation.py",
         before="verdict is not Verdict.CURRENT or not settled:",
         after="not settled:",
-        story="tests/test_generation.py::"
-        "test_no_call_goes_out_before_a_restore_is_noticed",
+        story="tests/test_generation.py::test_no_call_goes_out_before_a_restore_is_noticed",
     ),
     Mutant(
         promise="P11",
@@ -182,16 +181,14 @@ MUTANTS = (
         file="reconciler/logs.py",
         before="with contextlib.suppress(OSError):\n            self._stream.write(text)",
         after="with contextlib.suppress(KeyError):\n            self._stream.write(text)",
-        story="tests/stories/test_p16_bounded.py::"
-        "test_p16_a_log_that_is_full_keeps_nobody_waiting",
+        story="tests/stories/test_p16_bounded.py::test_p16_a_log_that_is_full_keeps_nobody_waiting",
     ),
     Mutant(
         promise="P16",
         file="reconciler/transactions.py",
         before="return bool(expected) and sqlstate_of(error) in GONE",
         after="return bool(expected) and sqlstate_of(error) not in GONE",
-        story="tests/test_daemon_life.py::"
-        "test_tables_that_are_gone_for_a_while_are_waited_for",
+        story="tests/test_daemon_life.py::test_tables_that_are_gone_for_a_while_are_waited_for",
     ),
     Mutant(
         promise="P17",

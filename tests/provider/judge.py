@@ -1,5 +1,6 @@
 """The judge: holds what the provider has kept against what the outbox says; pure."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class Seen:
     punctual: bool = False  #: the provider had so little to do that it noted each call at once
     key_life: float = 0.0  #: of the forgetful
     lease: float = 0.0
+    patience: float = math.inf  #: seconds after which a caller may have hung up
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,10 +165,12 @@ def meaning(arrival: Row) -> Meaning:
 
 
 def was_heard(arrival: Row, seen: Seen) -> bool:
-    """Whether the caller lived long enough to write down what it was answered."""
+    """Whether the caller was there, and lived long enough to write down what it was answered."""
     if seen.provider_deaths and arrival["ended"] is None:
         return False
     ended = arrival["ended"] or arrival["at"]
+    if ended - arrival["at"] > seen.patience:
+        return False
     return not any(
         caller == arrival["caller"] and at < ended + MARKED_WITHIN for caller, at in seen.deaths
     )
@@ -263,8 +267,9 @@ def impatient(story: Story) -> list[str]:
         f"other: {story.reference} was called {after['at'] - before['ended']:.2f} s after"
         f" {before['behaviour']}"
         for before, after in pairwise(story.arrivals)
-        if before["ended"] is not None
-        and after["at"] - before["ended"] < ASKED_TO_WAIT.get(before["behaviour"], 0.0) - ROUNDING
+        if (asked := ASKED_TO_WAIT.get(before["behaviour"]))
+        and before["ended"] is not None
+        and after["at"] - before["ended"] < asked - ROUNDING
     ]
 
 

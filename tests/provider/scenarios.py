@@ -16,7 +16,15 @@ from tests.postgres_proxy import PostgresProxy
 from tests.provider.behaviours import MAIL, every_name
 from tests.provider.judge import Seen
 from tests.provider.store import rows
-from tests.provider.world import IN_LANES, KEY_LIFE, LEASE, World, an_entry, key_at_the_provider
+from tests.provider.world import (
+    IN_LANES,
+    KEY_LIFE,
+    LEASE,
+    TIMEOUT,
+    World,
+    an_entry,
+    key_at_the_provider,
+)
 from tests.replicas.scenarios import skewed
 
 GROWTH = 40 * 1024  #: KiB that a relay may grow by: less than two of the bodies that come
@@ -169,21 +177,22 @@ async def refused(world: World, *, entries: int, seconds: float) -> Ran:
         await world.start(name)
     await world.ready(*names)
     for how in ("read only", "no marks"):
-        asked = len(world.expected)
+        asked, before = len(world.expected), came(world)
         await world.tell("gate", "shut")
         numbers = range(asked // 2, asked // 2 + entries // 4)
         await world.enqueue(an_entry("payments", number) for number in numbers)
         await world.enqueue(an_entry("letters", number) for number in numbers)
-        full = min(2 * world.concurrency * len(names), len(numbers) * 2)
-        assert await until(lambda full=full, asked=asked: came(world) - asked >= full, within=60)
+        full = 2 * min(world.concurrency, len(numbers))
+        assert await until(lambda full=full, before=before: came(world) - before >= full, within=60)
+        most = full * len(names)
         async with refusing(world, how):
             before = came(world)
             await world.tell("gate", "open")
             await asyncio.sleep(seconds)
             during = came(world) - before
         ran.figures[f"calls while refused, {how}"] = during
-        # what was leased when it began may still be called; a relay that goes on calling is worse
-        if during > full:
+        # each relay finds out by marks of its own; one that goes on calling then is worse
+        if during > most:
             ran.faults.append(f"other: {during} calls while nothing could be written, {how}")
         await drained_of(world)
     await world.stop()
@@ -192,7 +201,7 @@ async def refused(world: World, *, entries: int, seconds: float) -> Ran:
     ran.met["leases that could not be taken"] = world.told("relay.database_away")
     ran.met["marks that could not be written"] = world.told("relay.marks_failed")
     ran.must = list(ran.met)
-    if repeats > 2 * full:
+    if repeats > 2 * most:
         ran.faults.append(f"other: {repeats} repeats of {len(world.expected)}")
     return ran
 
@@ -483,6 +492,7 @@ async def seen(world: World, ran: Ran) -> Seen:
         punctual=ran.punctual,
         key_life=KEY_LIFE,
         lease=LEASE,
+        patience=TIMEOUT * 0.9,
     )
 
 
