@@ -271,7 +271,10 @@ class Daemon:
         """SIGTERM; it must end with 0."""
         if self.process.returncode is None:
             self.process.terminate()
-        code = await asyncio.wait_for(self.process.wait(), 40)
+        try:
+            code = await asyncio.wait_for(self.process.wait(), 40)
+        except TimeoutError:
+            raise AssertionError(f"told to stop, it went on: {self.log[-4000:]}") from None
         assert 0 == code, self.log
 
 
