@@ -85,11 +85,11 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
 #: Seconds for which nobody may call again, by the answer; not more than they may be asked to wait.
 ASKED_TO_WAIT: Mapping[str, float] = MappingProxyType(
     {
-        "429, seconds": 1.0,
-        "429, padded": 1.0,
+        "429, seconds": 0.4,
+        "429, padded": 0.4,
         "429, fractional": 0.3,
-        "429, huge": 1.0,
-        "429, date of 9999": 1.0,
+        "429, huge": 0.4,
+        "429, date of 9999": 0.4,
     }
 )
 

@@ -54,7 +54,8 @@ class Result:
         facts = ", ".join(f"{name} {value}" for name, value in self.figures.items())
         say(f"{self.name}, seed {self.seed}: {facts}")
         kinds = Counter(fault.partition(":")[0] for fault in self.faults)
-        for fault in self.faults[:SHOWN]:
+        worst = sorted(self.faults, key=lambda fault: fault.startswith("undrained"))
+        for fault in worst[:SHOWN]:
             say(f"  FAULT {fault}")
         if len(self.faults) > SHOWN:
             say(f"  and more: {dict(kinds)}")

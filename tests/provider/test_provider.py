@@ -153,8 +153,8 @@ async def test_the_judge_knows_what_a_mail_server_has_taken_over():
 async def test_the_judge_knows_who_was_asked_to_wait():
     reference = "payments 1"
     asked = an_arrival(1, reference, "429, seconds", 429)
-    soon = an_arrival(2, reference, "done", 200, at=1.9)
-    late = an_arrival(2, reference, "done", 200, at=2.1)
+    soon = an_arrival(2, reference, "done", 200, at=1.35)
+    late = an_arrival(2, reference, "done", 200, at=1.45)
     assert ["other"] == judged(reference, "delivered", asked, soon)
     assert [] == judged(reference, "delivered", asked, late)
 

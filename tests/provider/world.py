@@ -55,7 +55,7 @@ DESTINATION = """
 base_url = "{provider}/{name}"
 bearer = "env:RELAY_NAME"
 timeout = "1500ms"
-retry_after_max = "1s"
+retry_after_max = "400ms"
 concurrency = {concurrency}
 allow_private = ["127.0.0.0/8"]
 {more}
