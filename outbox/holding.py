@@ -25,16 +25,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox.compiled import Compiled
 from outbox.entry import RESTORED, State
 from outbox.generations import generations, latest
+from outbox.resting import COLUMNS, Follow, rested
 from outbox.store import PENDING, SECOND, UNCERTAIN, C, outbox, record_set
 
 
-async def hold(
+async def hold(  # noqa: PLR0913 - a batch, and how it is judged
     connection: AsyncConnection,
     number: int,
     *,
     key_lives: Mapping[str, timedelta],
     after: UUID | None,
     limit: int,
+    follow: Follow | None = None,
 ) -> tuple[UUID | None, int]:
     """
     Hold what the lost future may have sent, among the next *limit* entries that are to be called.
@@ -42,7 +44,8 @@ async def hold(
     Where keys count, what is younger than its key's life goes out again under the same key, and
     its clock starts when the entry was made; what is older becomes `uncertain`. So does all that
     waits for a destination without keys. *key_lives* are by destination. Returns the last entry
-    looked at (None: there are no more), and how many became uncertain. May be repeated.
+    looked at (None: there are no more), and how many became uncertain. May be repeated. What
+    *follow* wants of those that are held is written with it.
     """
     lives = [
         {"destination": name, "life": life.total_seconds()} for name, life in key_lives.items()
@@ -54,6 +57,14 @@ async def hold(
     if held:
         counted = update(generations).where(generations.c.number == number)
         await connection.execute(counted.values(held=generations.c.held + held))
+    if held and follow is not None:
+        resting = [
+            rested(row)
+            for row in rows
+            if row.state != State.PENDING and follow.wants(row.effect, State(row.state))
+        ]
+        if resting:
+            await follow.follow(connection, resting)
     return max((row.id for row in rows), default=None), held
 
 
@@ -122,7 +133,7 @@ def _hold_statement() -> Update:
             last_error=RESTORED,
             completed_at=case((~goes_on, func.now())),
         )
-        .returning(outbox.c.id, outbox.c.state)
+        .returning(*(outbox.c[name] for name in COLUMNS))
     )
 
 

@@ -10,10 +10,11 @@ import structlog
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from outbox.aside import Aside
 from outbox.leasing import Leased
 from outbox.noting import Noting
 from outbox.releasing import release
-from outbox.resting import Follow
+from outbox.resting import Follow, OverrunError
 from outbox.settling import Mark, settle
 from outbox.waking import Wake
 
@@ -58,6 +59,8 @@ class Marking:
         self._waiting: deque[Mark | Leased] = deque()
         self._writing: Sequence[Mark | Leased] = ()
         self._due = Wake()
+        self._aside = Aside()
+        self._aside_is_next = False
         self._failures = 0
         self._closed = False
         self._writing_since: float | None = None
@@ -71,12 +74,13 @@ class Marking:
     @property
     def behind(self) -> bool:
         """Whether marks fail, or more of them wait than is good."""
-        return self._failures > 0 or len(self._waiting) >= WAITING_MAX
+        return self._failures > 0 or len(self._waiting) + len(self._aside) >= WAITING_MAX
 
     @property
     def ended(self) -> list[tuple[UUID, int]]:
         """Calls, by entry and attempt, of which only we know yet that they have ended."""
-        return [(one.id, one.attempt) for one in (*self._writing, *self._waiting)]
+        waiting = [(one.id, one.attempt) for one in (*self._writing, *self._waiting)]
+        return [*waiting, *self._aside.ended]
 
     def add(self, mark: Mark | Leased) -> None:
         """Take one mark; an entry as it was leased is given back unsent."""
@@ -93,27 +97,34 @@ class Marking:
 
     async def run(self) -> None:
         """Write marks until closed and done."""
-        while self._waiting or not self._closed:
+        while self._waiting or self._aside or not self._closed:
             await self._due.wait()
             self._due.clear()
-            if self._waiting:
+            if self._waiting or self._aside:
                 await self._write_some()
             if self._closed:
+                self._due.set()
+            elif self._aside:
                 self._due.set()
             elif self._waiting:
                 self._due.set_soon()
 
     async def flush(self) -> None:
         """Write what waits now; raises what the database raises."""
-        while self._waiting:
+        while self._waiting or self._aside:
             batch = self._take()
-            await self._write(batch)
+            try:
+                await self._write(batch)
+            except OverrunError:
+                self._set_aside(batch)
 
     async def _write_some(self) -> None:
         batch = self._writing = self._take()
         self._writing_since = time.monotonic()
         try:
             await self._write_or_single_out(batch)
+        except OverrunError:
+            self._set_aside(batch)
         except DATABASE_TROUBLE as error:
             self._waiting.extendleft(reversed(batch))
             if not self._failures:
@@ -157,8 +168,24 @@ class Marking:
             if mark.id not in taken:
                 log.info("relay.mark_fenced", entry=str(mark.id), attempt=mark.attempt)
 
+    def _set_aside(self, batch: Sequence[Mark | Leased]) -> None:
+        """What follows takes too long for all of *batch*: only those that nothing follows go on."""
+        follow = self._follow
+        slow = [
+            one
+            for one in batch
+            if isinstance(one, Mark) and follow is not None and follow.wants(one.effect, one.state)
+        ]
+        self._aside.put(slow)
+        log.info("relay.marks_slow", marks=len(slow))
+        ids = {one.id for one in slow}
+        self._waiting.extendleft(reversed([one for one in batch if one.id not in ids]))
+
     def _take(self) -> list[Mark | Leased]:
         """The next group, with no entry twice: two attempts of one may have ended together."""
+        turn, self._aside_is_next = self._aside_is_next, not self._aside_is_next
+        if self._aside and (turn or not self._waiting):
+            return list(self._aside.take(at_most=BATCH_MAX))
         batch: dict[object, Mark | Leased] = {}
         later: list[Mark | Leased] = []
         while self._waiting and len(batch) < BATCH_MAX:

@@ -32,6 +32,7 @@ class Refusal(StrEnum):
     KEY_LIFE_OVER = "key_life_over"  #: the destination may have forgotten its key
     MAYBE_PERFORMED = "maybe_performed"  #: and the destination would perform it again
     NOT_UNCERTAIN = "not_uncertain"  #: nothing about its outcome is unknown
+    NO_PLACE_FOR_KEY = "no_place_for_key"  #: the new key belongs into a body that cannot hold it
     OUT_OF_ORDER = "out_of_order"  #: a later call of its lane went out already
 
 

@@ -16,6 +16,9 @@ from outbox.store import effect_keys, outbox
 NewKey = Callable[[RowMapping, str, int], str]
 """The key that goes out for an entry's first key and the number of the repetition."""
 
+NewBody = Callable[[RowMapping, str], bytes]
+"""The body of an entry that has one, for the new key: the same, where the key is not in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
@@ -27,7 +30,12 @@ class Repeated:
 
 
 async def repeat(
-    connection: AsyncConnection, id_: UUID, *, new_key: NewKey, destinations: Collection[str]
+    connection: AsyncConnection,
+    id_: UUID,
+    *,
+    new_key: NewKey,
+    destinations: Collection[str],
+    new_body: NewBody = lambda entry, _: bytes(entry["body"]),
 ) -> Repeated:
     """
     Ask for the call of entry *id_* again, as a new one: same request, new key, `repetition` + 1.
@@ -35,6 +43,7 @@ async def repeat(
     For what is dead, uncertain, delivered or discarded; the destination will perform it, whatever
     it has performed before. The entry itself stays as it is, and the new one takes the same place
     in its lane. *destinations* are those that are configured. The caller owns the transaction.
+    Where *new_body* raises ValueError, there is no place for the key any more: refused.
     """
     whole = select(outbox).where(outbox.c.id == id_)
     entry = (await connection.execute(whole)).mappings().one_or_none()
@@ -54,7 +63,11 @@ async def repeat(
         assert first is not None
         key = new_key(entry, first, repetition)
     lasting = await _outlives_its_event(connection, entry)
-    again = _again(entry, key=key, repetition=repetition, lasting=lasting)
+    try:
+        body = entry["body"] if entry["body"] is None or key is None else new_body(entry, key)
+    except ValueError:
+        return Repeated(meant=Handled(id=id_, entry=entry, refusal=Refusal.NO_PLACE_FOR_KEY))
+    again = _again(entry, key=key, body=body, repetition=repetition, lasting=lasting)
     (made,) = await enqueue(connection, [again])
     if entry["lane"] is not None:
         place = update(outbox).where(outbox.c.id == made.id)
@@ -107,7 +120,9 @@ async def _outlives_its_event(connection: AsyncConnection, entry: RowMapping) ->
     return await connection.scalar(lasting) is not False
 
 
-def _again(entry: RowMapping, *, key: str | None, repetition: int, lasting: bool) -> NewEntry:
+def _again(
+    entry: RowMapping, *, key: str | None, body: bytes | None, repetition: int, lasting: bool
+) -> NewEntry:
     names = ("sender", "event_id", "effect", "part", "kind", "key", "revision", "position")
     kept: dict[str, Any] = {name: entry[name] for name in names}
     # Without a revision the order is by time: behind an uncertain one it would wait for ever.
@@ -125,5 +140,5 @@ def _again(entry: RowMapping, *, key: str | None, repetition: int, lasting: bool
         method=entry["method"],
         path=entry["path"],
         headers=entry["headers"] or {},
-        body=None if entry["body"] is None else bytes(entry["body"]),
+        body=None if body is None else bytes(body),
     )

@@ -28,6 +28,11 @@ class Rested:
     state: State  #: delivered, dead or uncertain
     reason: str | None
     answer: Answer | Reply | None = None  #: of the call, or of the look-up, that decided it
+    late: bool = False  #: it has waited too long to be kept waiting by what follows
+
+
+class OverrunError(Exception):
+    """What follows took too long for many at once; nothing of the transaction happened."""
 
 
 class Follow(Protocol):
@@ -37,10 +42,15 @@ class Follow(Protocol):
         """Whether anything follows at all; what nothing follows is not read back."""
 
     async def follow(self, connection: AsyncConnection, rested: Sequence[Rested]) -> None:
-        """Write what follows. Whatever fails in it by itself must undo only itself."""
+        """
+        Write what follows. Whatever fails in it by itself must undo only itself.
+
+        May raise OverrunError where it is for more than one and takes too long for all: then they
+        are written one at a time.
+        """
 
 
-def rested(row: Any, *, answer: Answer | Reply | None = None) -> Rested:
+def rested(row: Any, *, answer: Answer | Reply | None = None, late: bool = False) -> Rested:
     """An entry as a statement returned it."""
     return Rested(
         id=row.id,
@@ -56,6 +66,7 @@ def rested(row: Any, *, answer: Answer | Reply | None = None) -> Rested:
         state=State(row.state),
         reason=row.last_error,
         answer=answer,
+        late=late,
     )
 
 

@@ -65,6 +65,7 @@ class Mark:
     effect: str = ""
     answer: Answer | Reply | None = None  #: kept only for what follows when it is delivered
     seen: Seen | None = None  #: what the call told of its destination
+    late: bool = False  #: it has waited too long for what follows, which is not run
 
 
 async def settle(
@@ -102,9 +103,9 @@ async def settle(
             connection, rows=[row for row in rows if UUID(str(row["id"])) not in taken]
         )
     if follow is not None:
-        answers = {mark.id: mark.answer for mark in marks}
+        by_id = {mark.id: mark for mark in marks}
         resting = [
-            rested(row, answer=answers[row.id])
+            rested(row, answer=by_id[row.id].answer, late=by_id[row.id].late)
             for row in settled
             if row.state != State.PENDING and follow.wants(row.effect, State(row.state))
         ]

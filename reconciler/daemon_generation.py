@@ -17,10 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from outbox import generations, holding
 from outbox.entry import uuid7
 from outbox.generations import Seen
+from outbox.resting import Follow
 from reconciler import embedded, faults
 from reconciler.database import schema_of
 from reconciler.errors import DatabaseAwayError
 from reconciler.generation import Remembered, Verdict, caught_up, judge, next_number
+from reconciler.ledger.following import Following
 from reconciler.memory import Memory
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.redriving import key_lives
@@ -47,6 +49,7 @@ class GenerationWatch:
     key_lives: Mapping[str, timedelta]  #: by destination
     listed: Collection[tuple[str, str]]  #: the (sender, kind) whose scans heal
     clock: Callable[[], float]
+    follow: Follow | None = None  #: tells of what is held
 
     remembered: Remembered | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)  #: a look is wanted at once
@@ -122,6 +125,7 @@ class GenerationWatch:
                     key_lives=self.key_lives,
                     after=after,
                     limit=BATCH,
+                    follow=self.follow,
                 )
             )
             faults.point("between-holds")
@@ -253,6 +257,7 @@ def watch_over(assembly: Assembly, engine: AsyncEngine, *, private: bool) -> Gen
         key_lives=key_lives(assembly),
         listed=[kind for kind, source in assembly.sources.items() if source.listing is not None],
         clock=time.monotonic,
+        follow=Following(rules=assembly.rules),
     )
 
 

@@ -21,9 +21,10 @@ from reconciler.errors import DatabaseAwayError
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import commit
 from reconciler.ledger.event import Event, Outcome
-from reconciler.ledger.following import Following
+from reconciler.ledger.following import TOGETHER_WITHIN, Following
 from reconciler.lifecycle import Part, Progress, pause, wait_bounded
 from reconciler.listening import Listeners
+from reconciler.operations import silence
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.purging import keep_purging
 from reconciler.operations.status import COUNTED_WITHIN, figures
@@ -93,12 +94,13 @@ class Parts:
             parts["relay"] = self.run_relay
         if "reconciler" in self.roles:
             parts |= {"scans": self.scan, "reads": self.read, "retention": self.forget}
+            if silence.is_wanted(self.assembly.rules):
+                parts["silence"] = self.hear
         return parts
 
     async def supervise(self, private: embedded.Embedded, stop: asyncio.Event) -> None:
-        await private.supervise(
-            stop, beat=self.progress.loop("private-postgresql", bound=LOOP_BOUND)
-        )
+        beat = self.progress.loop("private-postgresql", bound=LOOP_BOUND)
+        await private.supervise(stop, beat=beat)
 
     async def serve_admin(self, listeners: Listeners, stop: asyncio.Event) -> None:
         async def ready() -> str | None:
@@ -161,7 +163,7 @@ class Parts:
     async def keep(self, malformed: Sequence[Malformed]) -> None:
         """Put what is beyond use into quarantine, all of one delivery at once."""
         self.database.need()
-        await keeper(self.engine)(malformed)
+        await keeper(self.engine, self.assembly.rules)(malformed)
         for one in malformed:
             self.metrics.events.labels(one.sender, Outcome.QUARANTINED.value).inc()
 
@@ -188,7 +190,7 @@ class Parts:
             metrics=self.count_attempt,
             point=faults.point,
             may_call=self.generation.may_call,
-            follow=Following(rules=self.assembly.rules),
+            follow=Following(rules=self.assembly.rules, together=TOGETHER_WITHIN),
         )
 
     async def scan(self, stop: asyncio.Event) -> None:
@@ -219,6 +221,11 @@ class Parts:
             progress=self.progress.loop("reads", bound=LOOP_BOUND + settings.poll),
             found=self.hint,
         )
+
+    async def hear(self, stop: asyncio.Event) -> None:
+        await self.database.once_prepared(stop)
+        beat = self.progress.loop("silence", bound=LOOP_BOUND + silence.LOOK_EVERY)
+        await silence.watch_over(self.engine, self.assembly).watch(stop, beat=beat)
 
     async def forget(self, stop: asyncio.Event) -> None:
         """Remove what is old enough, in batches that hold nothing up."""
@@ -285,8 +292,7 @@ class Parts:
         )
 
     def count_attempt(self, attempted: Attempted) -> None:
-        labels = (attempted.destination, attempted.verdict.value)
-        self.metrics.attempts.labels(*labels).inc()
+        self.metrics.attempts.labels(attempted.destination, attempted.verdict.value).inc()
         self.metrics.attempt_seconds.labels(attempted.destination).observe(attempted.seconds)
 
     def count_scan(self, report: ScanReport) -> None:

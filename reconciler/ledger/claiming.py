@@ -7,7 +7,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.errors import ReconcilerError
 from reconciler.ledger import bodies, claims, horizons, quarantine
+from reconciler.ledger.alerts import set_aside
 from reconciler.ledger.batch import Batch, Case
+from reconciler.ledger.effects import Effect
 from reconciler.ledger.event import OWN_PREFIXES, Origin, Outcome
 from reconciler.ledger.guard import needs_read
 from reconciler.ledger.rowsets import EventId
@@ -33,7 +35,7 @@ async def claim_delivered(connection: AsyncConnection, batch: Batch) -> None:
     await close_copies(connection, claimed)
     for case in batch.cases:
         if case.outcome is Outcome.QUARANTINED:
-            await keep(connection, case)
+            await keep(connection, batch.rules.alerts, case)
 
 
 def expect(case: Case) -> None:
@@ -134,15 +136,15 @@ async def close_copies(connection: AsyncConnection, claimed: Iterable[Case]) -> 
         await quarantine.close(connection, ids, state=state)
 
 
-async def keep(connection: AsyncConnection, case: Case) -> None:
+async def keep(connection: AsyncConnection, alerts: Sequence[Effect], case: Case) -> None:
     """Keep a case whole, with its fault, to be replayed."""
     assert case.fault
     event = case.event
     log.warning(
         "ledger.event_quarantined", sender=event.sender, event_id=event.event_id, fault=case.fault
     )
-    await quarantine.keep(
-        connection, event.sender, event.raw, event.headers, case.fault, event.event_id
+    await set_aside(
+        connection, alerts, event.sender, event.raw, event.headers, case.fault, event.event_id
     )
 
 

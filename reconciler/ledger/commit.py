@@ -13,7 +13,8 @@ from outbox.entry import bounded
 from reconciler import faults
 from reconciler.database import prepare_transaction
 from reconciler.errors import DatabaseAwayError, ReconcilerError
-from reconciler.ledger import bodies, quarantine
+from reconciler.ledger import bodies
+from reconciler.ledger.alerts import set_aside
 from reconciler.ledger.apply import apply
 from reconciler.ledger.batch import DELIVERED, Result
 from reconciler.ledger.deferred import quarantine_deferred
@@ -144,7 +145,7 @@ async def blame(
         return [Result(event=event, outcome=Outcome.QUARANTINED, fault=str(error), busy=True)]
     fault = bounded(told(error))
     if isinstance(error, UserStepError) and is_other(error.event, event):
-        await put_aside(engine, error.event, fault)
+        await put_aside(engine, rules, error.event, fault)
         return await commit(engine, rules, [event], lock_timeout=lock_timeout)
     if event.origin not in DELIVERED:
         log.error(
@@ -157,8 +158,14 @@ async def blame(
         return [Result(event=event, outcome=Outcome.QUARANTINED, fault=fault, retryable=True)]
 
     async def keep(connection: AsyncConnection) -> int:
-        failures = await quarantine.keep(
-            connection, event.sender, event.raw, event.headers, fault, event.event_id
+        failures = await set_aside(
+            connection,
+            rules.alerts,
+            event.sender,
+            event.raw,
+            event.headers,
+            fault,
+            event.event_id,
         )
         faults.point("in-quarantine")
         return failures
@@ -177,13 +184,13 @@ async def blame(
     return [Result(event=event, outcome=Outcome.QUARANTINED, fault=fault, retryable=retryable)]
 
 
-async def put_aside(engine: AsyncEngine, event: Event, fault: str) -> None:
+async def put_aside(engine: AsyncEngine, rules: Rules, event: Event, fault: str) -> None:
     """A deferred event whose facts fail must not hold up the read that it waited for."""
     id_ = (event.sender, event.event_id)
 
     async def aside(connection: AsyncConnection) -> None:
         kept = await bodies.load(connection, [id_])
-        await quarantine_deferred(connection, id_, kept.get(id_), fault)
+        await quarantine_deferred(connection, rules.alerts, id_, kept.get(id_), fault)
 
     await transact(engine, aside)
 

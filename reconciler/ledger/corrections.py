@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -132,6 +132,12 @@ async def list_corrections(  # noqa: PLR0913 - filters
         latest_first=True,
     )
     return (await connection.execute(statement)).all()
+
+
+async def count_since(connection: AsyncConnection, sender: str, moment: datetime) -> int:
+    """How many resources of *sender* were put right after *moment*, up to a thousand."""
+    some = select(_made.id).where(_made.sender == sender, _made.found_at > moment).limit(1000)
+    return await connection.scalar(select(func.count()).select_from(some.subquery("some"))) or 0
 
 
 async def show(connection: AsyncConnection, id_: UUID) -> AnyRow | None:

@@ -9,12 +9,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.errors import ReconcilerError
 from reconciler.exact_json import Json
-from reconciler.ledger import bodies, claims, fetches, history, quarantine
+from reconciler.ledger import bodies, claims, fetches, history
+from reconciler.ledger.alerts import set_aside
 from reconciler.ledger.batch import Batch, Case
 from reconciler.ledger.bodies import Body
 from reconciler.ledger.causes import Cause
 from reconciler.ledger.claim_rows import fact_row
 from reconciler.ledger.claims import Telling
+from reconciler.ledger.effects import Effect
 from reconciler.ledger.event import Event, Origin, Outcome
 from reconciler.ledger.fetches import Answer
 from reconciler.ledger.guard import Held
@@ -122,19 +124,24 @@ async def made_again(
         event = batch.rules.reread(row.sender, body.raw, body.headers, row.event_id)
     except ReconcilerError as error:
         fault = f"it waited for a read and cannot be read any more: {error}"
-        await quarantine_deferred(connection, (row.sender, row.event_id), body, fault)
+        id_ = (row.sender, row.event_id)
+        await quarantine_deferred(connection, batch.rules.alerts, id_, body, fault)
         return None
     return event
 
 
 async def quarantine_deferred(
-    connection: AsyncConnection, id_: EventId, body: Body | None, fault: str
+    connection: AsyncConnection,
+    alerts: Sequence[Effect],
+    id_: EventId,
+    body: Body | None,
+    fault: str,
 ) -> None:
     """Move a deferred event to quarantine: without its claim, so that it can be replayed."""
     sender, event_id = id_
     log.warning("ledger.event_quarantined", sender=sender, event_id=event_id, fault=fault)
     kept = body or Body(raw=b"", headers={})
-    await quarantine.keep(connection, sender, kept.raw, kept.headers, fault, event_id)
+    await set_aside(connection, alerts, sender, kept.raw, kept.headers, fault, event_id)
     await claims.unclaim(connection, [id_])
     await bodies.drop(connection, [id_])
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
-from sqlalchemy import select, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from outbox.enqueue import enqueue
-from outbox.entry import NewEntry, State, bounded
-from outbox.resting import Rested
+from outbox.entry import State, bounded
+from outbox.resting import OverrunError, Rested
 from outbox.store import outbox
 from outbox.verdict import Answer, Reply, parsed
 from reconciler import database, transactions
 from reconciler.exact_json import Json
 from reconciler.expressions import CaseInsensitive
+from reconciler.ledger.alerts import hour_of, met, tell
 from reconciler.ledger.calls import CallError
-from reconciler.ledger.causes import Cause, names_for
-from reconciler.ledger.effects import UNUSABLE, Effect, entries_for
-from reconciler.ledger.event import Event, Origin
+from reconciler.ledger.effects import UNUSABLE, Effect
+from reconciler.ledger.event import Event
 from reconciler.ledger.rules import Rules
 from reconciler.ledger.triggers import OURSELVES
 from reconciler.ledger.user_sql import ApplyStep
@@ -31,6 +31,7 @@ from reconciler.ledger.user_sql import ApplyStep
 log = structlog.get_logger()
 
 STATEMENT_WITHIN = timedelta(seconds=2)  #: marks of other entries wait behind it
+TOGETHER_WITHIN = timedelta(seconds=1)  #: of one transaction; beyond it they go one at a time
 NAMES = ("sender", "event_id", "effect", "part", "kind", "key", "destination", "idempotency_key")
 
 
@@ -39,6 +40,7 @@ class Following:
     """Writes what the configuration has follow, in the transaction of the relay or of a person."""
 
     rules: Rules
+    together: timedelta | None = None  #: that the statements of one transaction may take
 
     def wants(self, effect: str, state: State) -> bool:
         if state is State.DELIVERED:
@@ -50,12 +52,16 @@ class Following:
         )
 
     async def follow(self, connection: AsyncConnection, rested: Sequence[Rested]) -> None:
-        for one in rested:
-            if one.state is State.DELIVERED:
-                await run_delivered(connection, self.rules, one)
+        delivered = [one for one in rested if one.state is State.DELIVERED]
+        began = time.monotonic()
+        for number, one in enumerate(delivered):
+            taken = timedelta(seconds=time.monotonic() - began)
+            if number and self.together is not None and taken > self.together:
+                raise OverrunError
+            await run_delivered(connection, self.rules, one)
         over = [one for one in rested if one.state is not State.DELIVERED]
         if over:
-            await tell(connection, self.rules.alerts, over)
+            await tell_of(connection, self.rules.alerts, over)
 
 
 async def run_delivered(connection: AsyncConnection, rules: Rules, one: Rested) -> None:
@@ -67,6 +73,8 @@ async def run_delivered(connection: AsyncConnection, rules: Rules, one: Rested) 
     """
     step = rules.delivered[one.effect]
     try:
+        if one.late:
+            raise CallError("it was not run: those before it took too long")
         if needs_an_answer(step) and not has_an_answer(one):
             raise CallError("it wants the answer, and there is none that is whole")
         values = step.values(names_of(one))
@@ -112,50 +120,26 @@ def names_of(one: Rested) -> dict[str, Any]:
             return {**names, "status": None, "headers": CaseInsensitive(), "body": None}
 
 
-async def tell(
+async def tell_of(
     connection: AsyncConnection, alerts: Sequence[Effect], over: Sequence[Rested]
 ) -> None:
     """
     Ask for the effects that tell of entries that are over without success, once an hour.
 
     By destination and by what they are (dead, uncertain): the first of an hour is told of, the
-    others are not. Whoever comes second, of two replicas, finds that it was told.
+    others are not.
     """
     now = await database.now(connection)
-    owed: dict[tuple[str, str], NewEntry] = {}
+    firsts: dict[str, Event] = {}
     for one in over:
         event = event_of(one, now=now)
-        cause = Cause(event=event, what="fact")
-        for effect in alerts:
-            if not effect.gate.takes_fact(OURSELVES, event.type):
-                continue
-            made = entries_for(effect, cause, names_for(cause), now=now)
-            for entry in [] if isinstance(made, str) else made:
-                owed.setdefault((entry.event_id, f"{entry.effect}:{entry.part}"), entry)
-    for _, entry in sorted(owed.items()):
-        if await _was_told(connection, entry):
-            continue
-        try:
-            async with connection.begin_nested():
-                await enqueue(connection, [entry])
-        except IntegrityError:
-            continue  # another replica has just told of it
-
-
-async def _was_told(connection: AsyncConnection, entry: NewEntry) -> bool:
-    told = select(outbox.c.id).where(
-        outbox.c.sender == entry.sender,
-        outbox.c.event_id == entry.event_id,
-        outbox.c.effect == entry.effect,
-        outbox.c.part == entry.part,
-        outbox.c.repetition == 0,
-    )
-    return await connection.scalar(told) is not None
+        firsts.setdefault(event.event_id, event)
+    for _, event in sorted(firsts.items()):
+        await tell(connection, alerts, event)
 
 
 def event_of(one: Rested, *, now: datetime) -> Event:
     """That an entry is over, as an event of our own; its id is that of its hour."""
-    hour = now.strftime("%Y-%m-%dT%H")
     facts: Mapping[str, Json] = {
         "entry_id": str(one.id),
         **{name: getattr(one, name) for name in NAMES},
@@ -163,11 +147,4 @@ def event_of(one: Rested, *, now: datetime) -> Event:
         "attempts": one.attempts,
         "reason": one.reason,
     }
-    return Event(
-        sender=OURSELVES,
-        event_id=f"{one.state.value}:{one.destination}:{hour}",
-        type=one.state.value,
-        origin=Origin.OWN,
-        occurred_at=now,
-        body=dict(facts),
-    )
+    return met(one.state.value, (one.destination, hour_of(now)), facts, now=now)

@@ -1,7 +1,7 @@
 """Quarantine: authentic events that could not be applied, kept whole to be replayed."""
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -50,6 +50,7 @@ from reconciler.ledger.rowsets import (
 # Written out: only then can the planner see that the partial indexes apply.
 OPEN: ColumnElement[str] = literal_column("'open'", Text)
 LOOKED_THROUGH = 1000  #: open copies, for what they may be about
+LISTED = "listed-kind"  #: the header of an item that a listing had
 FAULT_LIMIT = 2000  #: characters kept of what went wrong
 
 quarantine = Table(
@@ -156,9 +157,8 @@ async def count_failure(connection: AsyncConnection, id_: UUID, fault: str) -> i
         update(quarantine)
         .where(_kept.id == id_, _kept.state == "open")
         .values(failures=_kept.failures + 1, fault=said, last_seen_at=func.now())
-        .returning(_kept.failures)
     )
-    failures: int | None = await connection.scalar(statement)
+    failures: int | None = await connection.scalar(statement.returning(_kept.failures))
     return failures
 
 
@@ -178,8 +178,8 @@ async def find_open(  # noqa: PLR0913 - filters
     *fault* is part of what is said of them; *since* and *before* are held against when they
     failed last.
     """
-    place = None if after is None else (after,)
-    ids = page((_kept.id,), (_kept.id,), equal={_kept.sender: sender}, after=place, limit=limit)
+    place, equal = None if after is None else (after,), {_kept.sender: sender}
+    ids = page((_kept.id,), (_kept.id,), equal=equal, after=place, limit=limit)
     statement = ids.where(_kept.state == OPEN)
     if fault is not None:
         statement = statement.where(_kept.fault.icontains(fault, autoescape=True))
@@ -220,25 +220,20 @@ async def settle(connection: AsyncConnection, id_: UUID, *, state: str) -> bool:
 
 def old(sender: str, keep: timedelta) -> Old:
     """Closed copies that were seen last longer ago than *keep*."""
-    return _old(sender, keep, _is_closed)
+    return _old(sender, keep, is_open=False)
 
 
 def old_open(sender: str, keep: timedelta) -> Old:
     """Copies that nobody has decided about, although they were seen last so long ago."""
-    return _old(sender, keep, lambda victim: victim.c.state == OPEN)
+    return _old(sender, keep, is_open=True)
 
 
-def _old(sender: str, keep: timedelta, state: Callable[[FromClause], ColumnElement[bool]]) -> Old:
-    return Old(
-        table=quarantine,
-        by="last_seen_at",
-        keep=keep,
-        among=lambda victim: [victim.c.sender == sender, state(victim)],
-    )
+def _old(sender: str, keep: timedelta, *, is_open: bool) -> Old:
+    def among(victim: FromClause) -> list[ColumnElement[bool]]:
+        state = victim.c.state
+        return [victim.c.sender == sender, state == OPEN if is_open else state != OPEN]
 
-
-def _is_closed(victim: FromClause) -> ColumnElement[bool]:
-    return victim.c.state != OPEN
+    return Old(table=quarantine, by="last_seen_at", keep=keep, among=among)
 
 
 async def show(connection: AsyncConnection, id_: UUID) -> AnyRow | None:
@@ -280,11 +275,18 @@ async def list_quarantine(  # noqa: PLR0913 - filters
     return (await connection.execute(statement)).all()
 
 
+async def last_delivery_at(connection: AsyncConnection, sender: str) -> datetime | None:
+    """When a delivery was kept last that is open; what a scan has kept was not delivered."""
+    scanned = or_(_kept.headers.has_key(LISTED), _kept.event_id.startswith("correction:"))
+    last = select(func.max(_kept.last_seen_at)).where(_kept.sender == sender, _kept.state == OPEN)
+    heard: datetime | None = await connection.scalar(last.where(scanned.is_not(True)))
+    return heard
+
+
 async def count_open(connection: AsyncConnection) -> dict[str, int]:
     """How many open copies there are by sender."""
-    statement = select(_kept.sender, func.count()).where(_kept.state == "open")
-    found = await connection.execute(statement.group_by(_kept.sender))
-    return {row[0]: row[1] for row in found}
+    counted = select(_kept.sender, func.count()).where(_kept.state == OPEN).group_by(_kept.sender)
+    return {row[0]: row[1] for row in await connection.execute(counted)}
 
 
 _claimed = record_set("claimed", EVENT_ID).c

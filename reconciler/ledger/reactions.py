@@ -11,11 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.enqueue import enqueue
 from outbox.entry import Enqueued, NewEntry, State, bounded
+from outbox.resting import Rested
 from reconciler import database, faults, transactions
 from reconciler.errors import ReconcilerError
 from reconciler.ledger.causes import Cause, names_for
 from reconciler.ledger.effects import entries_for
 from reconciler.ledger.event import Event
+from reconciler.ledger.following import Following
 from reconciler.ledger.handlers import Transaction
 from reconciler.ledger.rules import Reactions, Rules
 from reconciler.ledger.sending import Execution, Sending
@@ -68,7 +70,7 @@ async def react(
                 owed += made
         entries.append([*owed, *sending.entries])
     faults.point("before-enqueue")
-    return await write(connection, entries)
+    return await write(connection, rules, entries)
 
 
 def reactions_to(rules: Rules, cause: Cause) -> Reactions:
@@ -146,12 +148,39 @@ async def run_handlers(  # noqa: PLR0913 - the transaction's whole surroundings
 
 
 async def write(
-    connection: AsyncConnection, entries: Sequence[Sequence[NewEntry]]
+    connection: AsyncConnection, rules: Rules, entries: Sequence[Sequence[NewEntry]]
 ) -> list[list[Asked]]:
     """Put all entries into the outbox at once and hand the answers back cause by cause."""
     flat = [entry for one in entries for entry in one]
-    written = iter(await enqueue(connection, flat))
+    answers = await enqueue(connection, flat)
+    follow = Following(rules=rules)
+    held = [
+        held_back(entry, answer)
+        for entry, answer in zip(flat, answers, strict=True)
+        if answer.state is State.UNCERTAIN and follow.wants(entry.effect, answer.state)
+    ]
+    if held:
+        await follow.follow(connection, held)
+    written = iter(answers)
     return [[asked_for(entry, next(written)) for entry in one] for one in entries]
+
+
+def held_back(entry: NewEntry, answer: Enqueued) -> Rested:
+    """What a future that was lost may have sent: it rests before its first call."""
+    return Rested(
+        id=answer.id,
+        sender=entry.sender,
+        event_id=entry.event_id,
+        effect=entry.effect,
+        part=entry.part,
+        kind=entry.kind,
+        key=entry.key,
+        destination=entry.destination,
+        idempotency_key=entry.idempotency_key,
+        attempts=0,
+        state=answer.state,
+        reason=answer.reason,
+    )
 
 
 def asked_for(entry: NewEntry, answer: Enqueued) -> Asked:

@@ -12,7 +12,7 @@ from reconciler.ledger.globs import matches
 from reconciler.settings.models import Settings
 
 OURSELVES = "reconciler"  #: the reserved name under which we tell of what we meet
-MET = ("dead", "uncertain")  #: outbox entries that are over without success
+MET = ("dead", "uncertain", "quarantined", "scan_failed", "sender_silent")
 
 
 def read_trigger(settings: Settings, text: str, *, sender: str | None, kinds: bool) -> Trigger:

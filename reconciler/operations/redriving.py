@@ -181,6 +181,8 @@ SENTENCES = {
     Refusal.MAYBE_PERFORMED: "the last call may have been performed, and {destination} would "
     "perform it again: find out there, and then `reconciler outbox resolve {id}`",
     Refusal.NOT_UNCERTAIN: "it is {state}, not uncertain: nothing about it is to be found out",
+    Refusal.NO_PLACE_FOR_KEY: "its destination looks for the key in the body, and this body has no"
+    " place for one: it was asked for before that was configured, and can only be made by hand",
     Refusal.OUT_OF_ORDER: "a later call about the same resource went out already: --out-of-order "
     "makes this one all the same, after it",
 }

@@ -7,6 +7,7 @@ from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox import repeating
+from outbox.bodies import with_key
 from outbox.repeating import Repeated
 from reconciler.operations import actions
 from reconciler.operations.acting import Order
@@ -27,7 +28,16 @@ async def _repeat(order: Order, id_: UUID, connection: AsyncConnection) -> Item:
     def new_key(entry: RowMapping, first: str, repetition: int) -> str:
         return targets[entry["destination"]].outgoing(first, repetition=repetition)
 
-    done = await repeating.repeat(connection, id_, new_key=new_key, destinations=targets)
+    def new_body(entry: RowMapping, key: str) -> bytes:
+        target, body = targets[entry["destination"]], bytes(entry["body"])
+        if target.key_field is None or entry["method"] == "GET":
+            return body
+        kind = (entry["headers"] or {}).get("content-type", "")
+        return with_key(body, kind, field=target.key_field, key=key)
+
+    done = await repeating.repeat(
+        connection, id_, new_key=new_key, new_body=new_body, destinations=targets
+    )
     if done.made is not None:
         await actions.record(
             connection,

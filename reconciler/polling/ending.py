@@ -10,8 +10,12 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import faults
+from reconciler.database import now
 from reconciler.errors import DatabaseAwayError
+from reconciler.exact_json import Json
 from reconciler.ledger import baselines, fetches
+from reconciler.ledger.alerts import hour_of, met, tell
+from reconciler.ledger.rowsets import storable
 from reconciler.polling import scans, sightings
 from reconciler.polling.absence import find_absent
 from reconciler.polling.checkpoint import Checkpoint
@@ -147,6 +151,7 @@ async def fail(run: Run, end: End, error: str, *, retry_after: timedelta | None 
         await scans.fail(
             connection, lease, error=error, again_in=pause, checkpoint=checkpoint.to_json()
         )
+        await _tell_of_failure(connection, run)
         if refused and run.order.mode is Mode.INCREMENTAL:
             await scans.make_due(connection, run.source.slot(Mode.FULL))
 
@@ -154,6 +159,26 @@ async def fail(run: Run, end: End, error: str, *, retry_after: timedelta | None 
         await transact(run.order.engine, work)
     except LeaseLostError as lost:  # then what went wrong is the other run's to find out
         run.report.end, run.report.error = End.LEASE_LOST, str(lost)
+
+
+async def _tell_of_failure(connection: AsyncConnection, run: Run) -> None:
+    """Ask for the effects that tell of scans that fail: once an hour for each kind and mode."""
+    alerts, report = run.order.rules.alerts, run.report
+    if not alerts:
+        return
+    assert run.held is not None
+    moment = await now(connection)
+    about = (report.sender, report.kind, report.mode.value, hour_of(moment))
+    body: dict[str, Json] = {
+        "sender": report.sender,
+        "kind": report.kind,
+        "mode": report.mode.value,
+        "end": report.end.value,
+        "reason": None if report.error is None else storable(report.error),
+        "failures": run.held.failures + 1,
+        "run_id": str(report.run_id),
+    }
+    await tell(connection, alerts, met("scan_failed", about, body, now=moment))
 
 
 def _next_beginning(run: Run, end: End) -> Checkpoint:

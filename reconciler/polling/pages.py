@@ -12,7 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler.exact_json import Json, canonical
 from reconciler.ledger import quarantine
+from reconciler.ledger.alerts import set_aside
 from reconciler.ledger.drifts import Found
+from reconciler.ledger.effects import Effect
 from reconciler.ledger.event import Event, Observation, Origin
 from reconciler.ledger.projection import ProjectionError
 from reconciler.ledger.versions import from_datetime
@@ -232,9 +234,12 @@ def correction(
 
 
 async def keep_poisons(
-    connection: AsyncConnection, source: Source, poisons: Sequence[Poison]
+    connection: AsyncConnection,
+    alerts: Sequence[Effect],
+    source: Source,
+    poisons: Sequence[Poison],
 ) -> None:
     """Keep items beyond use where they are visible, once for each content."""
     for poison in poisons:
-        headers: Mapping[str, str] = {"listed-kind": source.kind}
-        await quarantine.keep(connection, source.sender, poison.raw, headers, poison.fault)
+        headers: Mapping[str, str] = {quarantine.LISTED: source.kind}
+        await set_aside(connection, alerts, source.sender, poison.raw, headers, poison.fault)

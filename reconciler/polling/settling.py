@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reconciler import faults
 from reconciler.errors import DatabaseAwayError
-from reconciler.ledger import fetches, quarantine, resources
+from reconciler.ledger import fetches, resources
+from reconciler.ledger.alerts import set_aside
 from reconciler.ledger.batch import Result
 from reconciler.ledger.commit import BLAMED, apply_unless_locked, commit, set_limits
 from reconciler.ledger.event import Outcome
@@ -130,7 +131,7 @@ async def _judged(connection: AsyncConnection, run: Run, page: ReadPage) -> tupl
             declared=bool(source.rules.declared),
         )
     ]
-    await keep_poisons(connection, source, page.poisons)
+    await keep_poisons(connection, run.order.rules.alerts, source, page.poisons)
     judged = await judge(
         connection,
         source,
@@ -204,7 +205,15 @@ async def _keep_failed(
             continue
         stamp = None if seen.changed_at is None else Stamp(ns=seen.changed_at)
         judged.reach = judged.reach.left(stamp)
-        await quarantine.keep(connection, event.sender, event.raw, {}, result.fault, event.event_id)
+        await set_aside(
+            connection,
+            run.order.rules.alerts,
+            event.sender,
+            event.raw,
+            {},
+            result.fault,
+            event.event_id,
+        )
 
 
 async def _forget_sightings(

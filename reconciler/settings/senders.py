@@ -119,6 +119,8 @@ class SenderSettings(Section):
     """What an authentic delivery beyond use gets: 200 and quarantine, or 422."""
     max_failures: Int = Field(default=5, ge=1, le=1000)
     """After how many failures of one event it is answered 200 and stays in quarantine."""
+    silent_after: Moment | None = None
+    """After so long without a delivery it is told of; absent: an hour in which scans correct."""
     keep_claims: Moment | None = None
     """How long this sender's event ids are remembered; absent: `[retention] claims`."""
     keep_bodies: Duration | None = None

@@ -1,12 +1,16 @@
 """C73 and its siblings: what never succeeds is told, and what was answered is kept, once."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox import relay
-from reconciler.ledger.following import Following
+from outbox.entry import State
+from outbox.resting import Rested
+from outbox.verdict import Answer
+from reconciler.ledger.following import NAMES, Following
 from reconciler.ledger.user_sql import verify
 from reconciler.operations import resolving
 from reconciler.operations.acting import Order
@@ -44,6 +48,16 @@ idempotency_key = "{{{{ event_id }}}}:kept"
 [effects.kept.delivered]
 sql = "INSERT INTO charges (order_id, charge) VALUES (:order_id, :charge)"
 params = {{ order_id = "key", charge = "body.id" }}
+"""
+
+
+PLAIN = """
+[effects.plain]
+on = ["shop:order.updated"]
+if_stale = "count"
+destination = "payments"
+request = "POST /plain"
+idempotency_key = "{{ event_id }}:plain"
 """
 
 
@@ -108,6 +122,58 @@ async def test_a_statement_that_fails_loses_no_mark_and_repeats_no_call(
         found = await house.rows("select state, last_error from outbox")
         assert ["delivered", "delivered"] == [state for state, _ in found]
         assert all("effects.kept.delivered failed: " in said for _, said in found)
+
+
+async def test_slow_statements_hold_up_neither_marks_nor_each_other_for_long(
+    engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """
+    Somebody holds the table of charges for a while, and eight charges were answered at once.
+    Together they would take sixteen seconds of one transaction: one after the other they have
+    their time, and what nothing follows is marked first.
+    """
+    async with a_house(engine, tmp_path, more=KEEPING.format() + PLAIN) as house:
+        await house.run_sql("create table public.charges (order_id text, charge text not null)")
+        house.pretend.behave = lambda _, __: Answers(body=b'{"id": "ch_1"}')
+        for number in range(3):
+            await house.outcome(order(f"evt_{number}", f"ord_{number}"))
+        points: list[str] = []
+        follow = Following(rules=house.assembly.rules, together=timedelta(0))
+        destinations = house.assembly.destinations
+        await relay.run_once(engine, destinations, POLICY, follow=follow, point=points.append)
+        # all six at once, in vain; the three plain ones; then each of the others for itself
+        assert 5 == points.count("relay-before-mark")
+        assert 3 == len(await house.rows("select * from charges"))
+        assert {("delivered", None)} == set(
+            await house.rows("select state, last_error from outbox")
+        )
+
+
+async def test_what_has_waited_too_long_is_marked_without_its_statement(
+    engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """A lease runs out: that the charge was answered must not be forgotten over its id."""
+    async with a_house(engine, tmp_path, more=KEEPING.format()) as house:
+        await house.run_sql("create table public.charges (order_id text, charge text not null)")
+        await house.outcome(order("evt_1"))
+        (row,) = await house.rows(
+            "select id, sender, event_id, effect, part, kind, key, destination, idempotency_key"
+            " from outbox"
+        )
+        names = ("id", *NAMES)
+        late = Rested(
+            **dict(zip(names, row, strict=True)),
+            attempts=1,
+            state=State.DELIVERED,
+            reason=None,
+            answer=Answer(status=200, headers=(), body=b'{"id": "ch_1"}', complete=True),
+            late=True,
+        )
+        async with engine.begin() as connection:
+            await Following(rules=house.assembly.rules).follow(connection, [late])
+        assert [] == await house.rows("select * from charges")
+        ((said,),) = await house.rows("select last_error from outbox")
+        assert "those before it took too long" in said
 
 
 async def test_a_misspelt_table_stops_the_start(engine: AsyncEngine, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Pretend:
     most_in_flight: int = 0
     most_per_key: dict[str, int] = field(default_factory=dict)
     connections: int = 0
+    certificate: ssl.SSLContext | None = None
     release: asyncio.Event = field(default_factory=asyncio.Event)
     _open: dict[str, int] = field(default_factory=dict)
     _server: asyncio.Server | None = None
@@ -72,7 +74,7 @@ class Pretend:
         return [call.key for call in self.calls]
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.certificate)
         return self
 
     async def __aexit__(self, *_: object) -> None:

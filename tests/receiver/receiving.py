@@ -101,7 +101,7 @@ async def receiving(
             batch_max=settings.batch_max,
             waiting_max=settings.waiting_max,
         ),
-        keep=keeper(engine),
+        keep=keeper(engine, rules),
         settings=settings,
         clock=lambda: now,
         metrics=told.append,
