@@ -221,6 +221,50 @@ MUTANTS = (
         story="tests/stories/test_p20_history.py::"
         "test_p20_a_thousand_old_paid_orders_are_not_charged_and_a_new_one_is",
     ),
+    Mutant(
+        promise="P9",
+        file="outbox/looking_up.py",
+        before="if absent and not found and since >= asked.lag:",
+        after="if absent and not found and since >= -asked.lag:",
+        story="tests/outbox/test_looking_up.py::test_absence_within_the_lag_proves_nothing",
+    ),
+    Mutant(
+        promise="P3",
+        file="reconciler/ledger/following.py",
+        before="return effect in self.rules.delivered",
+        after="return effect not in self.rules.delivered",
+        story="tests/cases/test_c73_told.py::test_what_was_answered_is_kept_with_the_mark",
+    ),
+    Mutant(
+        promise="P15",
+        file="reconciler/ledger/following.py",
+        before="all(one.name != effect for one in alerts)",
+        after="all(one.name for one in alerts)",
+        story="tests/cases/test_c30_told.py::test_an_alert_that_dies_raises_none",
+    ),
+    Mutant(
+        promise="P15",
+        file="reconciler/operations/silence.py",
+        before='(sender, told or "never")',
+        after="(sender, rfc3339(now))",
+        story="tests/cases/test_c30_told.py::"
+        "test_a_sender_that_fell_silent_is_told_once_until_it_speaks_again",
+    ),
+    Mutant(
+        promise="P18",
+        file="outbox/egress.py",
+        before="if (why := refusal(text, port, egress)) is not None:",
+        after="if (why := refusal(text, port, egress)) is not None and text == addresses[0]:",
+        story="tests/outbox/test_guard.py::test_all_that_a_name_means_is_judged",
+    ),
+    Mutant(
+        promise="P18",
+        file="outbox/destinations/http.py",
+        before="tls=self.tls if encrypted else None,\n                host=host,",
+        after='tls=self.tls if encrypted else None,\n                host="localhost",',
+        story="tests/outbox/test_guard.py::"
+        "test_who_shows_a_certificate_for_another_name_is_sent_nothing",
+    ),
 )
 
 
