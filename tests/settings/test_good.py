@@ -44,7 +44,9 @@ def test_the_shipped_example_is_right_and_gives_no_cause_for_worry():
     assert [] == lint(loaded.settings, secrets=loaded.secrets)
 
 
-@pytest.mark.parametrize("file", [*GOOD, *SHIPPED], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", [*GOOD, *SHIPPED], ids=lambda file: f"{file.parent.name}-{file.stem}"
+)
 def test_every_key_has_its_line(file):
     """
     tomllib says which keys there are; for each of them we know a line, and the key, or the
