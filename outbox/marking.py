@@ -102,9 +102,7 @@ class Marking:
             self._due.clear()
             if self._waiting or self._aside:
                 await self._write_some()
-            if self._closed:
-                self._due.set()
-            elif self._aside:
+            if self._closed or self._aside:
                 self._due.set()
             elif self._waiting:
                 self._due.set_soon()
