@@ -56,7 +56,8 @@ class Following:
         began = time.monotonic()
         for number, one in enumerate(delivered):
             taken = timedelta(seconds=time.monotonic() - began)
-            if number and self.together is not None and taken > self.together:
+            late = self.together is not None and taken > self.together
+            if number and late and not one.late:
                 raise OverrunError
             await run_delivered(connection, self.rules, one)
         over = [one for one in rested if one.state is not State.DELIVERED]
