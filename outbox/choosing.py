@@ -5,35 +5,44 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import State
 from outbox.store import narrowed, outbox
 
 
-async def find(  # noqa: PLR0913 - filters
+async def find(
     connection: AsyncConnection,
     *,
-    state: State,
-    since: datetime | None = None,
-    before: datetime | None = None,
     after: UUID | None = None,
     limit: int,
-    **about: Any,
+    **said: Any,
 ) -> Sequence[UUID]:
     """
-    The ids of entries in *state*, in their order, beginning behind *after*.
+    The ids of entries that *said* means, in their order, beginning behind *after*.
 
-    *since* and *before* are held against when the entry came to rest; *about* as in `narrowed`,
-    None for what is not said.
+    `state` is said always; `since` and `before` are held against when an entry came to rest; the
+    others are those of `narrowed`. None is what is not said.
     """
-    said: Mapping[str, Any] = {name: value for name, value in about.items() if value is not None}
-    statement = select(outbox.c.id).where(outbox.c.state == state.value, *narrowed(said))
-    if since is not None:
-        statement = statement.where(outbox.c.completed_at >= since)
-    if before is not None:
-        statement = statement.where(outbox.c.completed_at < before)
+    statement = select(outbox.c.id).where(*_meant(**said))
     if after is not None:
         statement = statement.where(outbox.c.id > after)
     return (await connection.scalars(statement.order_by(outbox.c.id).limit(limit))).all()
+
+
+async def count(connection: AsyncConnection, **said: Any) -> int:
+    """How many entries *said* means, as in `find`."""
+    return await connection.scalar(select(func.count()).where(*_meant(**said))) or 0
+
+
+def _meant(
+    *, state: State, since: datetime | None = None, before: datetime | None = None, **about: Any
+) -> list[ColumnElement[bool]]:
+    said: Mapping[str, Any] = {name: value for name, value in about.items() if value is not None}
+    found = [outbox.c.state == state.value, *narrowed(said)]
+    if since is not None:
+        found.append(outbox.c.completed_at >= since)
+    if before is not None:
+        found.append(outbox.c.completed_at < before)
+    return found

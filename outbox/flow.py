@@ -6,14 +6,15 @@ moment later: nobody waits, and what is counted under the lock holds over all pr
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.breaker import Breaker, Seen, Standing, after_calls
-from outbox.flow_statements import ASK, GIVE_BACK, KNOW, NOTE, STANDING, TAKE
+from outbox.compiled import Compiled
+from outbox.flow_statements import ASK, ASK_TO_LOOK, GIVE_BACK, KNOW, NOTE, STANDING, TAKE
 
 BUSY = 0.005  # seconds until a row that another process has locked is asked for again
 SOONEST = 0.01  # seconds; a rate is kept by taking several at once rather than by hurrying
@@ -57,11 +58,37 @@ async def ask(connection: AsyncConnection, rates: Mapping[str, Rate | None]) -> 
 
     A destination for which nothing is due is not among the permits, and costs no lock.
     """
-    rows = await _rows(connection, list(rates))
+    wanted = [{"destination": name} for name in rates]
+    return await _asked(connection, ASK, wanted, rates)
+
+
+async def ask_to_look(
+    connection: AsyncConnection,
+    wanted: Sequence[Mapping[str, Any]],
+    rates: Mapping[str, Rate | None],
+) -> Asked:
+    """
+    Ask what may be looked up now, as `ask` does for calls: what is *wanted* costs as they do.
+
+    Where a destination that is not well has calls waiting, the next probe is left to them: that
+    it shows what it holds says little of whether it takes more.
+    """
+    asked = await _asked(connection, ASK_TO_LOOK, wanted, rates)
+    permits = [one for one in asked.permits if not (one.probe and (one.live or one.redriven))]
+    return replace(asked, permits=permits)
+
+
+async def _asked(
+    connection: AsyncConnection,
+    statement: Compiled,
+    wanted: Sequence[Mapping[str, Any]],
+    rates: Mapping[str, Rate | None],
+) -> Asked:
+    rows = await statement.rows(connection, rows=list(wanted))
     unknown = [row.destination for row in rows if not row.known]
     if unknown:
         await _know(connection, unknown)
-        rows = await _rows(connection, list(rates))
+        rows = await statement.rows(connection, rows=list(wanted))
     permits, waits = [], []
     for row in rows:
         permit, wait = _permit(row, rates[row.destination])
@@ -189,10 +216,6 @@ def _permit(row: Any, rate: Rate | None) -> tuple[Permit | None, float | None]:
         again=None if rate is None else max(1 / rate.per_second, SOONEST),
     )
     return permit, None
-
-
-async def _rows(connection: AsyncConnection, names: Sequence[str]) -> list[Any]:
-    return await ASK.rows(connection, rows=[{"destination": name} for name in names])
 
 
 async def _know(connection: AsyncConnection, names: Sequence[str]) -> None:

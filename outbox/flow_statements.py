@@ -24,21 +24,41 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 
 from outbox.compiled import Compiled
 from outbox.flow_tables import LETS_GO_SOON, destination_flow, pauses
+from outbox.look_statements import WHICH, is_to_look_up
 from outbox.store import PENDING, SECOND, C, Time, outbox, record_set
 
 NOW = func.clock_timestamp()  # now() is when the transaction began, before it waited
 
 
-def _ask_statement() -> Select[Any]:
-    """What is due, how its destination stands, and, where it may go, that row locked."""
+def _calls_due() -> Select[Any]:
+    """For which destinations a call is due: one that was redriven, or another."""
     wanted = record_set("wanted", {"destination": C})
     live, redriven = is_due(wanted, redriven=False), is_due(wanted, redriven=True)
-    # Materialized: nothing is locked of a destination for which nothing is due.
-    due = (
-        select(wanted.c.destination, live.label("live"), redriven.label("redriven"))
-        .cte("due")
-        .prefix_with("MATERIALIZED")
+    return select(
+        wanted.c.destination,
+        live.label("live"),
+        redriven.label("redriven"),
+        or_(live, redriven).label("wanted"),
     )
+
+
+def _looks_due() -> Select[Any]:
+    """For which destinations a look-up is due; and calls, one of which is the better probe."""
+    wanted = record_set("wanted", WHICH)
+    look = select(outbox.c.id).where(*is_to_look_up(wanted)).correlate(wanted).exists()
+    live, redriven = is_due(wanted, redriven=False), is_due(wanted, redriven=True)
+    return select(
+        wanted.c.destination,
+        live.label("live"),
+        redriven.label("redriven"),
+        look.label("wanted"),
+    )
+
+
+def _ask_statement(asked: Select[Any]) -> Select[Any]:
+    """What is due, how its destination stands, and, where it may go, that row locked."""
+    # Materialized: nothing is locked of a destination for which nothing is due.
+    due = asked.cte("due").prefix_with("MATERIALIZED")
     seen = destination_flow.alias("seen")
     paused = select(pauses.c.effect).where(pauses.c.destination == due.c.destination).correlate(due)
     whole = paused.where(pauses.c.effect == "").exists()
@@ -62,7 +82,7 @@ def _ask_statement() -> Select[Any]:
         .select_from(
             due.outerjoin(seen, seen.c.destination == due.c.destination).outerjoin(locked, true())
         )
-        .where(or_(due.c.live, due.c.redriven))
+        .where(due.c.wanted)
     )
 
 
@@ -86,6 +106,7 @@ def locked_row(due: FromClause, paused: ColumnElement[bool]) -> Any:
     return (
         select(flow)
         .where(
+            due.c.wanted,
             flow.c.destination == due.c.destination,
             or_(flow.c.breaker == "closed", flow.c.probe_at <= NOW),
             or_(flow.c.slowed_until.is_(None), flow.c.slowed_until <= NOW),
@@ -169,7 +190,8 @@ def _note_statement() -> Update:
     )
 
 
-ASK = Compiled(_ask_statement())
+ASK = Compiled(_ask_statement(_calls_due()))
+ASK_TO_LOOK = Compiled(_ask_statement(_looks_due()))
 KNOW = Compiled(_know_statement())
 TAKE = Compiled(_take_statement())
 GIVE_BACK = Compiled(_give_back_statement())

@@ -6,29 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    Double,
-    Integer,
-    Text,
-    Update,
-    Uuid,
-    and_,
-    func,
-    literal_column,
-    or_,
-    select,
-    true,
-    update,
-)
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from outbox.compiled import Compiled
 from outbox.destinations import Destination
+from outbox.look_statements import LATER, TAKE
 from outbox.looking_up import Looked
-from outbox.store import SECOND, UNCERTAIN, C, Time, outbox, record_set
 
-NEVER = literal_column("timestamptz '9000-01-01 00:00:00+00'", Time)  # a person's turn
 AT_ONCE = 4  # looks under way at one destination, in this process
 
 
@@ -44,16 +27,17 @@ class Unknown:
     looks: int  #: the number of this look; with `attempts` it fences what is made of it
     since: timedelta  #: since the last attempt ended, by the database's clock
     leased_at: datetime
+    probe: bool = False  #: the one look that an open breaker lets through
 
 
 async def take(connection: AsyncConnection, wanted: Sequence[Mapping[str, Any]]) -> list[Unknown]:
     """Take what is due to be looked up; nobody else looks at it until the lease ends."""
-    return [_unknown(row) for row in await _TAKE.rows(connection, rows=list(wanted))]
+    return [_unknown(row) for row in await TAKE.rows(connection, rows=list(wanted))]
 
 
 async def put_off(connection: AsyncConnection, one: Unknown, looked: Looked) -> None:
     """Write down when to look again, or that it is a person's turn; a later look's is kept."""
-    await _LATER.count(connection, rows=[_later(one, looked)])
+    await LATER.count(connection, rows=[_later(one, looked)])
 
 
 def wanted_of(name: str, destination: Destination, *, lease: timedelta) -> dict[str, Any] | None:
@@ -101,80 +85,3 @@ def _later(one: Unknown, looked: Looked) -> dict[str, Any]:
         "wait": None if looked.wait is None else looked.wait.total_seconds(),
         "told": given_up if looked.wait is None else "",
     }
-
-
-def _take_statement() -> Update:
-    wanted = record_set(
-        "wanted",
-        {
-            "destination": C,
-            "only": JSONB(),
-            "never": JSONB(),
-            "lease": Double(),
-            "free": Integer(),
-        },
-    )
-    asks = wanted.c
-    due = (
-        select(outbox.c.id)
-        .where(
-            outbox.c.destination == asks.destination,
-            outbox.c.state == UNCERTAIN,
-            or_(outbox.c.look_at.is_(None), outbox.c.look_at <= func.now()),
-            outbox.c.method.is_not(None),
-            or_(asks.only.is_(None), func.jsonb_exists(asks.only, outbox.c.effect)),
-            ~func.jsonb_exists(asks.never, outbox.c.effect),
-        )
-        .order_by(outbox.c.look_at.nulls_first())
-        .limit(asks.free)
-        .with_for_update(skip_locked=True)
-        .lateral("due")
-    )
-    picked = (
-        select(due.c.id, asks.lease)
-        .select_from(wanted.join(due, true()))
-        .cte("picked")
-        .prefix_with("MATERIALIZED")
-    )
-    names = ("sender", "event_id", "effect", "part", "kind", "key", "destination")
-    since = func.extract("epoch", func.now() - outbox.c.completed_at)
-    return (
-        update(outbox)
-        .where(outbox.c.id == picked.c.id)
-        .values(looks=outbox.c.looks + 1, look_at=func.now() + picked.c.lease * SECOND)
-        .returning(
-            *(outbox.c[name] for name in ("id", *names, "idempotency_key", "body", "attempts")),
-            outbox.c.looks,
-            func.coalesce(since, 0.0).cast(Double).label("since"),
-            func.now().label("leased_at"),
-        )
-    )
-
-
-def _later_statement() -> Update:
-    given = record_set(
-        "given",
-        {
-            "id": Uuid(),
-            "looks": Integer(),
-            "attempts": Integer(),
-            "wait": Double(),
-            "told": Text(),
-        },
-    ).c
-    return (
-        update(outbox)
-        .where(
-            outbox.c.id == given.id,
-            and_(outbox.c.state == UNCERTAIN, outbox.c.looks == given.looks),
-            outbox.c.attempts == given.attempts,
-        )
-        .values(
-            look_at=func.coalesce(func.now() + given.wait * SECOND, NEVER),
-            last_error=func.left(func.coalesce(outbox.c.last_error, "") + given.told, 1000),
-        )
-    )
-
-
-_TAKE = Compiled(_take_statement())
-_LATER = Compiled(_later_statement())

@@ -1,20 +1,28 @@
 """Asking destinations what became of calls whose outcome is unknown, outside any transaction."""
 
 import asyncio
+import random as randomness
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from outbox import flow
+from outbox.breaker import Seen
 from outbox.destinations import Destination, Request
 from outbox.entry import bounded
+from outbox.flow import Changed, Permit
 from outbox.look_leases import Unknown, put_off, take, wanted_of
 from outbox.looking_up import Finding, Looked, LookUp, conclude
 from outbox.marking import DATABASE_TROUBLE, told
+from outbox.noting import Noting
 from outbox.resolving import Said, settle_unknown
 from outbox.resting import Follow
+from outbox.telling import seen_in
 from outbox.verdict import Answer, Failure, Reply, Sent
 
 log = structlog.get_logger()
@@ -34,6 +42,10 @@ class Looker:
     may_call: Callable[[AsyncConnection], Awaitable[bool]]
     follow: Follow | None = None
     settled: Callable[[], None] = field(default=lambda: None)  #: told when an entry may go on
+    noting: Noting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noting = Noting(self.destinations, random=randomness.random)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look up what is due until *stop* is set, then end what is under way."""
@@ -52,21 +64,42 @@ class Looker:
 
     async def once(self) -> int:
         """Look up what is due now; how many that was. Raises what the database raises."""
-        wanted = [
-            row
+        wanted = {
+            name: row
             for name, one in self.destinations.items()
             if (row := wanted_of(name, one, lease=self.lease)) is not None
-        ]
+        }
         if not wanted:
             return 0
         async with self.engine.begin() as connection:
             if not await self.may_call(connection):
                 return 0
-            taken = await take(connection, wanted)
+            taken = await self.take(connection, wanted)
         async with asyncio.TaskGroup() as looks:
             for one in taken:
                 looks.create_task(self.look(one))
         return len(taken)
+
+    async def take(
+        self, connection: AsyncConnection, wanted: Mapping[str, Mapping[str, Any]]
+    ) -> list[Unknown]:
+        """Take what is due at destinations that may be called; it counts as calls do."""
+        rates = {name: self.destinations[name].rate for name in wanted}
+        asked = await flow.ask_to_look(connection, list(wanted.values()), rates)
+        self.noting.learn(asked)
+        may = {one.destination: one for one in asked.permits}
+        if not may:
+            return []
+        rows = [
+            {**wanted[name], "free": free_of(wanted[name]["free"], one)}
+            for name, one in sorted(may.items())
+        ]
+        taken = [
+            replace(one, probe=may[one.destination].probe) for one in await take(connection, rows)
+        ]
+        called = Counter(one.destination for one in taken)
+        await flow.take(connection, asked.permits, called, lease=self.lease)
+        return taken
 
     async def look(self, one: Unknown) -> None:
         """Ask about one entry and write down what that came to."""
@@ -74,15 +107,18 @@ class Looker:
         asked = destination.look_up_of(one.effect)
         if asked is None:
             return
-        result = await _ask(destination, asked, one)
+        made, result = await _ask(destination, asked, one)
+        seen = seen_in(one, destination, result) if made else None
         looked = conclude(result, asked, looks=one.looks, since=one.since)
         try:
             async with self.engine.begin() as connection:
                 await self.write(connection, one, looked, result)
+                changes = await self.note(connection, one, seen)
         except DATABASE_TROUBLE as error:
             # Its lease runs out, and it is looked up again: nothing was decided but by a commit.
             log.warning("relay.look_up_lost", entry=str(one.id), error=told(error))
             return
+        self.noting.tell(changes)
         log.info(
             "relay.looked_up",
             entry=str(one.id),
@@ -96,6 +132,18 @@ class Looker:
             self.settled()
         elif looked.wait is None:
             log.warning("relay.look_ups_used_up", entry=str(one.id), looks=one.looks)
+
+    async def note(
+        self, connection: AsyncConnection, one: Unknown, seen: Seen | None
+    ) -> list[Changed]:
+        """Write down what a look told of its destination; what was not asked told nothing."""
+        if seen is None:
+            probes = {one.destination} if one.probe else set()
+            await flow.give_back(connection, {one.destination: 1}, probes=probes)
+            return []
+        if seen.trouble or seen.probe or seen.slowed is not None:
+            return await self.noting.note_seen(connection, [seen])
+        return []  # that it shows what it holds says little of whether it takes more
 
     async def write(
         self,
@@ -130,20 +178,28 @@ class Looker:
             await follow.follow(connection, rested)
 
 
-async def _ask(destination: Destination, asked: LookUp, one: Unknown) -> Answer | Reply | Failure:
+def free_of(free: int, permit: Permit) -> int:
+    return free if permit.most is None else min(free, permit.most)
+
+
+async def _ask(
+    destination: Destination, asked: LookUp, one: Unknown
+) -> tuple[bool, Answer | Reply | Failure]:
+    """Whether it was asked at all, and what came of it."""
     try:
         path = asked.path(one.names)
     except Exception as error:  # noqa: BLE001  # the user's template over an entry
         reason = bounded(f"the look-up cannot be made: {type(error).__name__}: {error}")
-        return Failure(kind=Sent.NOT_SENT, reason=reason)
+        return False, Failure(kind=Sent.NOT_SENT, reason=reason)
     request = Request(
         method="GET", path=path, headers=asked.headers, body=b"", idempotency_key=None,
         idempotent=True,
     )  # fmt: skip
     try:
-        return await destination.channel.send(request, timeout=destination.timeout)
+        return True, await destination.channel.send(request, timeout=destination.timeout)
     except Exception as error:  # noqa: BLE001  # a channel that breaks must not take the others along
-        return Failure(kind=Sent.NOT_SENT, reason=f"the channel broke: {type(error).__name__}")
+        reason = f"the channel broke: {type(error).__name__}"
+        return True, Failure(kind=Sent.NOT_SENT, reason=reason)
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:

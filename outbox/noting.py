@@ -7,6 +7,7 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox import flow
+from outbox.breaker import Seen
 from outbox.destinations import Destination
 from outbox.flow import Changed
 from outbox.leasing import Leased
@@ -40,7 +41,10 @@ class Noting:
         if given_back:
             probes = {one.destination for one in unsent if one.probe}
             await flow.give_back(connection, given_back, probes=probes)
-        seen = [mark.seen for mark in marks if mark.seen is not None]
+        return await self.note_seen(connection, [one.seen for one in marks if one.seen is not None])
+
+    async def note_seen(self, connection: AsyncConnection, seen: Sequence[Seen]) -> list[Changed]:
+        """Write down what has to be of what was *seen*; as `note`."""
         worth = self._troubled | {
             one.destination for one in seen if one.trouble or one.probe or one.slowed is not None
         }

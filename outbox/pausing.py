@@ -48,6 +48,14 @@ async def paused(connection: AsyncConnection) -> list[RowMapping]:
     return list((await connection.execute(standing)).mappings())
 
 
+async def standing(
+    connection: AsyncConnection, destination: str, *, effect: str = ALL
+) -> RowMapping | None:
+    """The pause of *destination* (of *effect*), if one stands."""
+    meant = and_(pauses.c.destination == destination, pauses.c.effect == effect)
+    return (await connection.execute(select(pauses).where(meant))).mappings().one_or_none()
+
+
 async def waiting(connection: AsyncConnection, destination: str, *, effect: str = ALL) -> int:
     """How many entries a pause of *destination* (and *effect*) makes wait."""
     meant: list[Any] = [outbox.c.destination == destination, outbox.c.state == PENDING]

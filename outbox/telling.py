@@ -2,11 +2,15 @@
 
 from datetime import timedelta
 
+from outbox.backoff import read_retry_after
 from outbox.breaker import Seen
-from outbox.entry import Verdict
+from outbox.destinations import Destination
+from outbox.entry import Verdict, bounded
 from outbox.leasing import Leased
+from outbox.look_leases import Unknown
 from outbox.verdict import Answer, Failure, Reply, Ruling
 
+OUR_CREDENTIALS = 401
 TOO_MANY = 429
 CLOSES_DOWN = 421  # of a mail server (RFC 5321, 4.2.3)
 SLOWED = timedelta(seconds=1)  # a destination is left alone after a 429 that says not how long
@@ -25,6 +29,31 @@ def seen_of(leased: Leased, ruling: Ruling, result: Answer | Reply | Failure) ->
         probe=leased.probe,
         slowed=slowed,
         reason=ruling.reason or None,
+    )
+
+
+def seen_in(look: Unknown, destination: Destination, result: Answer | Reply | Failure) -> Seen:
+    """
+    The same of one look-up, which is a call too, though nothing becomes of an entry by it.
+
+    A 4xx other than 401 and 429 says only that there is nothing.
+    """
+    status = result.status if isinstance(result, Answer) else None
+    slowed = None
+    if isinstance(result, Answer) and status == TOO_MANY:
+        most = destination.rules.retry_after_max
+        asked = read_retry_after(result.headers, now=look.leased_at, most=most)
+        slowed = SLOWED if asked is None else asked.wait
+    refused = status == OUR_CREDENTIALS
+    reason = result.reason if isinstance(result, Failure) else f"a look-up was answered {status}"
+    return Seen(
+        destination=look.destination,
+        entry=look.id,
+        trouble=status is None or status >= 500 or refused,
+        opens=refused,
+        probe=look.probe,
+        slowed=slowed,
+        reason=bounded(reason),
     )
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -50,6 +51,7 @@ class Waiting:
 
     what: Waits
     until: datetime | None
+    pause: Mapping[str, Any] | None = None  #: with PAUSE: whose, since when and why
 
 
 async def waiting_for(
@@ -94,8 +96,10 @@ def _waiting(row: Any) -> Waiting:
         what = Waits.RENDERING
     elif row.under_way:
         what, until = Waits.ANSWER, row.due_at
-    elif row.paused:
-        what = Waits.PAUSE
+    elif row.paused_at is not None:
+        pause = {"effect": row.paused_effect or None}
+        pause |= {name: getattr(row, name) for name in ("paused_at", "actor", "reason")}
+        return Waiting(what=Waits.PAUSE, until=None, pause=pause)
     elif row.in_lane:
         what = Waits.LANE
     elif row.probe_at is not None and (row.backs_off is None or row.backs_off <= row.probe_at):
@@ -144,14 +148,17 @@ def later(moment: ColumnElement[Any], *when: ColumnElement[bool]) -> ColumnEleme
 def _waiting_statement() -> Select[Any]:
     given = record_set("given", {"id": Uuid(), "hold": Boolean()})
     flow = destination_flow
+    # That of the destination before that of the effect: it has to end first.
     paused = (
-        select(pauses.c.effect)
+        select(pauses)
         .where(
             pauses.c.destination == outbox.c.destination,
             or_(pauses.c.effect == "", pauses.c.effect == outbox.c.effect),
         )
         .correlate(outbox)
-        .exists()
+        .order_by(pauses.c.effect)
+        .limit(1)
+        .lateral("paused")
     )
     under_way = and_(outbox.c.call_open, outbox.c.due_at > NOW)
     # Only destinations with a rate have tokens; one that has it no more took none for long.
@@ -161,7 +168,10 @@ def _waiting_statement() -> Select[Any]:
             outbox.c.id,
             outbox.c.due_at,
             under_way.label("under_way"),
-            paused.label("paused"),
+            paused.c.effect.label("paused_effect"),
+            paused.c.paused_at,
+            paused.c.actor,
+            paused.c.reason,
             waits_for_another(given).label("in_lane"),
             later(outbox.c.due_at).label("backs_off"),
             later(flow.c.probe_at, flow.c.breaker == "open").label("probe_at"),
@@ -169,9 +179,9 @@ def _waiting_statement() -> Select[Any]:
             out_of_tokens.label("out_of_tokens"),
         )
         .select_from(
-            given.join(outbox, outbox.c.id == given.c.id).outerjoin(
-                flow, flow.c.destination == outbox.c.destination
-            )
+            given.join(outbox, outbox.c.id == given.c.id)
+            .outerjoin(flow, flow.c.destination == outbox.c.destination)
+            .outerjoin(paused, true())
         )
         .where(outbox.c.state == PENDING)
     )

@@ -7,6 +7,7 @@ import click
 
 from outbox.entry import State
 from reconciler.cli.choosing import choosing_options
+from reconciler.cli.pausing import pause, resume, since
 from reconciler.cli.redriving import discard, redrive
 from reconciler.cli.repeating import repeat
 from reconciler.cli.resolving import resolve
@@ -33,7 +34,7 @@ STATES = tuple(state.value for state in State)
 @click.group("outbox")
 def command() -> None:
     """
-    List and show outbox entries; redrive, resolve or discard those that stopped.
+    List and show outbox entries; redrive, resolve or discard those that stopped; pause what goes.
 
     \b
     Example:
@@ -47,6 +48,8 @@ command.add_command(redrive)
 command.add_command(discard)
 command.add_command(repeat)
 command.add_command(resolve)
+command.add_command(pause)
+command.add_command(resume)
 
 
 @command.command("list")
@@ -111,6 +114,9 @@ def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
         if name == "body_base64":
             said, text = body_of(whole)
             click.echo(f"{said:<18} {text}")
+        elif name == "paused":
+            if value:
+                click.echo(f"{name:<18} {since(found[name])}")
         elif name != "attempts":
             click.echo(f"{name:<18} {printable(value)}")
     head = ("attempt", "started_at", "finished_at", "verdict", "status", "error")

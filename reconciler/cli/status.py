@@ -1,16 +1,19 @@
 """`reconciler status`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from outbox.entry import State
+from reconciler.cli.pausing import since
 from reconciler.cli.shared import (
     brief,
     config_option,
     emit,
     json_option,
+    printable,
     reports_errors,
     run,
     table,
@@ -87,3 +90,29 @@ def show(found: dict[str, Any]) -> None:
     table([tuple(outbox[state] for state in states)], head=states)
     if outbox["oldest_due_at"]:
         click.echo(f"\noldest due since {brief(outbox['oldest_due_at'])}")
+    if held := [line for one in outbox["destinations"].items() for line in standing(*one)]:
+        click.echo()
+        for line in held:
+            click.echo(line)
+
+
+def standing(name: str, one: dict[str, Any]) -> Iterator[str]:
+    """
+    What keeps the calls to a destination back, a line each; none where nothing does.
+
+    >>> well = {"paused": None, "paused_effects": {}, "breaker": "closed", "slowed_until": None}
+    >>> list(standing("payments", well))
+    []
+    """
+    if one["paused"]:
+        yield f"{name} is paused {since(one['paused'])}"
+    for effect, pause in one["paused_effects"].items():
+        yield f"{printable(effect)} at {name} is paused {since(pause)}"
+    if one["breaker"] == "open":
+        probe = one["probe_at"]
+        yield (
+            f"{name} is not well since {brief(one['opened_at'])}: {printable(one['reason'])};"
+            f" the next call, a probe, {f'at {brief(probe)}' if probe else 'at once'}"
+        )
+    if one["slowed_until"]:
+        yield f"{name} asked for fewer calls: none before {brief(one['slowed_until'])}"

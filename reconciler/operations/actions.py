@@ -49,6 +49,23 @@ async def record(
     return id_
 
 
+async def record_all(
+    connection: AsyncConnection,
+    *,
+    actor: str,
+    action: str,
+    subjects: Sequence[Mapping[str, Any]],
+    reason: str | None,
+) -> None:
+    """Write down that *actor* did *action* to each of *subjects*; the caller's transaction."""
+    rows = [
+        {"id": uuid7(), "actor": actor, "action": action, "subject": dict(one), "reason": reason}
+        for one in subjects
+    ]
+    if rows:
+        await connection.execute(insert(actions).values(rows))
+
+
 def old(keep: timedelta) -> Old:
     """What was done longer ago than *keep*; there are few of these rows, people made them."""
     return Old(table=actions, by="at", keep=keep)

@@ -164,14 +164,22 @@ async def list_outbox(  # noqa: PLR0913 - filters
 async def with_waiting(
     connection: AsyncConnection, rows: Sequence[RowMapping], *, holding: Collection[str] = ()
 ) -> list[Document]:
-    """Entries as items; `waiting_for` (and `waiting_until`) are null unless they are pending."""
+    """
+    Entries as items; `waiting_for` (and `waiting_until`) are null unless they are pending.
+
+    `paused` says since when, by whom and why, where that is a pause.
+    """
     asked = {row["id"]: row["destination"] for row in rows}
     found = await waiting.waiting_for(connection, asked, holding=holding)
     items = []
     for row in rows:
         one = found.get(row["id"])
-        told = (None, None) if one is None else (one.what.value, one.until)
-        items.append({**entry_item(row), "waiting_for": told[0], "waiting_until": told[1]})
+        told = {
+            "waiting_for": one and one.what.value,
+            "waiting_until": one and one.until,
+            "paused": one and one.pause,
+        }
+        items.append({**entry_item(row), **told})
     return items
 
 
