@@ -43,7 +43,7 @@ class Batch:
     over: bool  #: it was the last one
 
 
-async def begin(
+async def begin(  # noqa: PLR0913  # the columns of a run
     connection: AsyncConnection,
     *,
     chosen: Mapping[str, Any],
@@ -137,7 +137,7 @@ async def work_off(
     wanted = size_of(run["rate"])
     if limit is not None:
         wanted = min(wanted, limit - run["redriven"] - run["refused"])
-    ids = await find(connection, **read(chosen, upto=run["upto"]), after=run["after"], limit=wanted)
+    ids = await find(connection, **read(chosen), upto=run["upto"], after=run["after"], limit=wanted)
     handled = await redrive(
         connection, ids, key_lives=key_lives, passing=passing, out_of_order=out_of_order
     )
@@ -182,14 +182,13 @@ def written(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read(chosen: Mapping[str, Any], *, upto: datetime) -> dict[str, Any]:
-    """What `written` wrote, as arguments of `find`; nothing that stopped after *upto* is meant."""
+def read(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What `written` wrote, as arguments of `find`."""
     said = {
         name: datetime.fromisoformat(value) if name in MOMENTS else value
         for name, value in chosen.items()
     }
-    said["state"] = State(chosen["state"])
-    return {**said, "before": min(said.get("before", upto), upto)}
+    return {**said, "state": State(chosen["state"])}
 
 
 MOMENTS = ("since", "before", "asked_since", "asked_before")
@@ -211,7 +210,7 @@ async def _is_full(connection: AsyncConnection, destination: str) -> bool:
     return (found or 0) >= WAITING
 
 
-async def _advance(
+async def _advance(  # noqa: PLR0913  # what a batch came to
     connection: AsyncConnection,
     run: RowMapping,
     *,

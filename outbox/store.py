@@ -127,6 +127,13 @@ Index(
     outbox.c.completed_at,
     postgresql_where=text("completed_at is not null"),
 )
+# What stopped, to be found by whoever redrives it.
+Index(
+    "outbox_stopped_idx",
+    outbox.c.state,
+    outbox.c.id,
+    postgresql_where=text("state in ('dead','uncertain','skipped')"),
+)
 Index("outbox_resource_idx", outbox.c.sender, outbox.c.kind, outbox.c.key)
 Index(
     "outbox_named_lane_idx",
@@ -256,18 +263,6 @@ async def list_attempts(
     )
     rows = [{"id": str(id_)} for id_ in sorted(ids)]
     return list((await connection.execute(attempts, {"rows": rows})).mappings())
-
-
-async def count_about(
-    connection: AsyncConnection, sender: str, kind: str, key: str
-) -> dict[str, int]:
-    """How many entries there are about one resource, by state."""
-    statement = (
-        select(outbox.c.state, func.count())
-        .where(outbox.c.sender == sender, outbox.c.kind == kind, outbox.c.key == key)
-        .group_by(outbox.c.state)
-    )
-    return {row[0]: row[1] for row in await connection.execute(statement)}
 
 
 async def counts(connection: AsyncConnection) -> dict[str, Any]:

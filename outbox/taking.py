@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -14,7 +14,7 @@ from outbox.calling import Edges
 from outbox.destinations import Destination
 from outbox.flow import Asked, Permit
 from outbox.leasing import GivenUp, Leased, Wanted, lease
-from outbox.windows import Backlog, Windows
+from outbox.windows import Backlog, Window, Windows
 
 log = structlog.get_logger()
 
@@ -99,38 +99,68 @@ class Taking:
             else min(free[one.destination], one.most)
             for one in permits
         }
-        leased: list[Leased] = []
-        given_up: list[GivenUp] = []
+        taken = Taken(left=left)
         self._hungry -= free.keys()
+        await self._take_newest(connection, permits, taken, ended)
         for redriven in (False, True):
             asking = {
                 Backlog(one.destination, redriven): one
                 for one in permits
-                if left[one.destination] and (one.redriven if redriven else one.live)
+                if taken.left[one.destination] and (one.redriven if redriven else one.live)
             }
             if not asking:
                 continue
             windows = await self._windows.look(connection, asking)
-            wanted = [
-                replace(self._wanted(backlog, permit, left), window=windows[backlog])
-                for backlog, permit in asking.items()
-            ]
-            some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
-            taken = Counter(one.destination for one in some)
-            taken.update(one.destination for one in gone)
-            # Others may have left less room than we have slots: then one that ends makes some.
-            room = left | {one.destination: one.room for one in some}
-            full = {one: taken[one.destination] >= room[one.destination] for one in asking}
+            some, full = await self._lease(connection, asking, windows, taken, ended)
             self._hungry |= {
                 name
                 for (name, _), enough in full.items()
-                if enough or (not taken[name] and self._in_flight[name])
+                if enough or (not some[name] and self._in_flight[name])
             }
             self.more_to_look_through |= self._windows.looked(full)
-            left = {name: slots - taken[name] for name, slots in left.items()}
-            leased += some
-            given_up += gone
-        return leased, given_up
+        return taken.leased, taken.given_up
+
+    async def _take_newest(
+        self,
+        connection: AsyncConnection,
+        permits: Sequence[Permit],
+        taken: "Taken",
+        ended: Ended,
+    ) -> None:
+        """What was asked for a moment ago goes past a deep backlog that goes nowhere."""
+        live = {
+            Backlog(one.destination, redriven=False): one
+            for one in permits
+            if one.live and taken.left[one.destination]
+        }
+        windows = await self._windows.newest(connection, live)
+        if windows:
+            asking = {one: live[one] for one in windows}
+            await self._lease(connection, asking, windows, taken, ended)
+
+    async def _lease(
+        self,
+        connection: AsyncConnection,
+        asking: Mapping[Backlog, Permit],
+        windows: Mapping[Backlog, Window],
+        taken: "Taken",
+        ended: Ended,
+    ) -> tuple[Counter[str], dict[Backlog, bool]]:
+        """How much was found for each destination, and whether that was all that was wanted."""
+        wanted = [
+            replace(self._wanted(backlog, permit, taken.left), window=windows[backlog])
+            for backlog, permit in asking.items()
+        ]
+        some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
+        number = Counter(one.destination for one in some)
+        number.update(one.destination for one in gone)
+        # Others may have left less room than we have slots: then one that ends makes some.
+        room = taken.left | {one.destination: one.room for one in some}
+        full = {one: number[one.destination] >= room[one.destination] for one in asking}
+        taken.left = {name: slots - number[name] for name, slots in taken.left.items()}
+        taken.leased += some
+        taken.given_up += gone
+        return number, full
 
     def _wanted(self, backlog: Backlog, permit: Permit, left: Mapping[str, int]) -> Wanted:
         destination = self._destinations[backlog.destination]
@@ -145,6 +175,15 @@ class Taking:
             redriven=backlog.redriven,
             probe=permit.probe,
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class Taken:
+    """What one turn has taken so far, and how much more it may."""
+
+    left: dict[str, int]
+    leased: list[Leased] = field(default_factory=list)
+    given_up: list[GivenUp] = field(default_factory=list)
 
 
 def _tell(given_up: Sequence[GivenUp]) -> None:

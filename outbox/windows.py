@@ -19,6 +19,7 @@ from outbox.compiled import Compiled
 from outbox.store import PENDING, C, Time, outbox, record_set
 
 SIZE = 1000  # due entries
+NEWEST = 50  # of them, which are looked at in between where others cannot go
 TURNS = 100  # for which one window is looked through while it gives all that is wanted
 
 
@@ -47,6 +48,7 @@ class Windows:
         self._current: dict[Backlog, Window] = {}
         self._turns: Counter[Backlog] = Counter()
         self._left: set[Backlog] = set()
+        self._stuck: set[Backlog] = set()  # deep, and gave less than was wanted
 
     async def look(
         self, connection: AsyncConnection, backlogs: Iterable[Backlog]
@@ -63,6 +65,18 @@ class Windows:
             self._left -= moving.keys()
         return {one: self._current[one] for one in asked}
 
+    async def newest(
+        self, connection: AsyncConnection, backlogs: Iterable[Backlog]
+    ) -> dict[Backlog, Window]:
+        """
+        The end of those of *backlogs* that are deep and go nowhere.
+
+        What has just been asked for is there, and need not wait until all was looked through
+        that waits for something else. Where the backlog does go, its oldest go first.
+        """
+        stuck = [one for one in backlogs if one in self._stuck]
+        return await _newest(connection, stuck) if stuck else {}
+
     def looked(self, full: Mapping[Backlog, bool]) -> bool:
         """
         Take note of what was looked through, and whether as much was found as was wanted.
@@ -74,6 +88,9 @@ class Windows:
         left = {one for one, enough in full.items() if not enough or self._turns[one] >= TURNS}
         self._turns.subtract({one: self._turns[one] for one in left})
         self._left |= left
+        deep = {one for one in full if self._current[one] != EVERYTHING}
+        self._stuck -= full.keys()
+        self._stuck |= {one for one in deep if not full[one]}
         return any(self._current[one].upto is not None for one in left)
 
 
@@ -99,6 +116,14 @@ async def _next(
         for row in await _ENDS.rows(connection, rows=rows)
     }
     return {one: Window(after=start, upto=found.get(one)) for one, start in starts.items()}
+
+
+async def _newest(
+    connection: AsyncConnection, backlogs: Iterable[Backlog]
+) -> dict[Backlog, Window]:
+    rows = [{"destination": one.destination, "redriven": one.redriven} for one in backlogs]
+    found = await _NEWEST.rows(connection, rows=rows)
+    return {Backlog(row.destination, row.redriven): Window(after=row.due_at) for row in found}
 
 
 def bounds(window: Window) -> dict[str, Any]:
@@ -133,4 +158,28 @@ def ends(size: int) -> Compiled:
     )
 
 
+def last(size: int) -> Compiled:
+    """Behind which time the newest *size* entries that are due begin, if there are more."""
+    looked = record_set("looked", {"destination": C, "redriven": Boolean()})
+    begin = (
+        select(outbox.c.due_at)
+        .where(
+            outbox.c.destination == looked.c.destination,
+            outbox.c.redriven == looked.c.redriven,
+            outbox.c.state == PENDING,
+            outbox.c.due_at <= func.now(),
+        )
+        .order_by(outbox.c.due_at.desc())
+        .offset(size)
+        .limit(1)
+        .lateral("begin")
+    )
+    return Compiled(
+        select(looked.c.destination, looked.c.redriven, begin.c.due_at).select_from(
+            looked.join(begin, true())
+        )
+    )
+
+
 _ENDS = ends(SIZE)
+_NEWEST = last(NEWEST)

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox import relay
 from outbox.backoff import Backoff
-from outbox.calling import Attempted
 from reconciler import embedded, faults, http_server
 from reconciler.accepting import within_files
 from reconciler.daemon_database import LOOP_BOUND, DatabaseWatch
@@ -24,14 +23,14 @@ from reconciler.ledger.event import Event, Outcome
 from reconciler.ledger.following import TOGETHER_WITHIN, Following
 from reconciler.lifecycle import Part, Progress, pause, wait_bounded
 from reconciler.listening import Listeners
-from reconciler.operations import silence
+from reconciler.operations import redrive_runs, silence
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.purging import keep_purging
 from reconciler.operations.status import COUNTED_WITHIN, figures
 from reconciler.polling import fetching, schedule
 from reconciler.polling.report import ScanReport
 from reconciler.receiver import server as receiver_server
-from reconciler.receiver.app import Answered, WebhookApp
+from reconciler.receiver.app import WebhookApp
 from reconciler.receiver.envelope import Malformed
 from reconciler.receiver.group_commit import GroupCommit
 from reconciler.receiver.keeping import keeper
@@ -46,6 +45,7 @@ log = structlog.get_logger()
 GAUGES_EVERY = timedelta(seconds=15)
 GAUGES_WITHIN = timedelta(seconds=60)
 RETENTION_BOUND = timedelta(seconds=60)  #: it rests between its batches
+REDRIVES_BOUND = timedelta(seconds=180)  #: a batch may have to look through a large table
 COMMIT_BOUND = timedelta(seconds=45)  #: beyond the group commit's own deadline
 ADMIN_DRAIN = timedelta(seconds=2)
 ADMIN_CONNECTIONS = 100  #: of operators and their monitoring
@@ -91,7 +91,7 @@ class Parts:
         if webhooks is not None:
             parts["receiver"] = partial(self.receive, webhooks)
         if "relay" in self.roles:
-            parts["relay"] = self.run_relay
+            parts |= {"relay": self.run_relay, "redrives": self.work_off_redrives}
         if "reconciler" in self.roles:
             parts |= {"scans": self.scan, "reads": self.read, "retention": self.forget}
             if silence.is_wanted(self.assembly.rules):
@@ -129,7 +129,7 @@ class Parts:
             committer=committer,
             keep=self.keep,
             settings=settings.receiver,
-            metrics=self.count_answer,
+            metrics=self.metrics.request_answered,
         )
         await receiver_server.run(
             app,
@@ -187,10 +187,22 @@ class Parts:
             stop=stop,
             progress=self.progress.loop("relay", bound=LOOP_BOUND + settings.poll),
             turn=partial(faults.turn, "relay"),
-            metrics=self.count_attempt,
+            metrics=self.metrics.attempted,
             point=faults.point,
             may_call=self.generation.may_call,
             follow=Following(rules=self.assembly.rules, together=TOGETHER_WITHIN),
+        )
+
+    async def work_off_redrives(self, stop: asyncio.Event) -> None:
+        """What people asked for in bulk, batch by batch, any replica the next one."""
+        await self.database.once_prepared(stop)
+        await redrive_runs.work_off(
+            self.engine,
+            self.assembly,
+            may_call=self.generation.may_call,
+            stop=stop,
+            beat=self.progress.loop("redrives", bound=REDRIVES_BOUND),
+            redriven=self.due.set,
         )
 
     async def scan(self, stop: asyncio.Event) -> None:
@@ -283,17 +295,6 @@ class Parts:
         if self.database.away is not None:
             return Condition(told=f"waiting for the database: {self.database.away}")
         return Condition(told=f"serving: {', '.join(self.roles)}")
-
-    def count_answer(self, answered: Answered) -> None:
-        self.metrics.answered(
-            sender=answered.sender,
-            answer=answered.reason or answered.outcome,
-            seconds=answered.seconds,
-        )
-
-    def count_attempt(self, attempted: Attempted) -> None:
-        self.metrics.attempts.labels(attempted.destination, attempted.verdict.value).inc()
-        self.metrics.attempt_seconds.labels(attempted.destination).observe(attempted.seconds)
 
     def count_scan(self, report: ScanReport) -> None:
         self.metrics.scans.labels(report.sender, report.end.value).inc()

@@ -170,6 +170,58 @@ MUTANTS = (
         "test_p15_a_poisoned_event_keeps_no_neighbour_waiting",
     ),
     Mutant(
+        promise="P15",
+        file="outbox/lanes.py",
+        before="earlier.c.lane_position < later.c.lane_position",
+        after="earlier.c.lane_position > later.c.lane_position",
+        story="tests/outbox/test_lanes.py::"
+        "test_a_lane_goes_one_after_the_other_across_effects_kinds_and_destinations",
+    ),
+    Mutant(
+        promise="P15",
+        file="outbox/lease_statement.py",
+        before="~paused.correlate(outbox).exists(),",
+        after="~paused.correlate(outbox).exists() | outbox.c.redriven.is_not(None),",
+        story="tests/outbox/test_flow.py::test_a_pause_of_one_effect_lets_the_others_go",
+    ),
+    Mutant(
+        promise="P15",
+        file="outbox/look_statements.py",
+        before="~paused.correlate(outbox).exists(),",
+        after="~paused.correlate(outbox).exists() | outbox.c.redriven.is_not(None),",
+        story="tests/outbox/test_looking_up.py::"
+        "test_nothing_is_looked_up_at_a_paused_destination_or_of_a_paused_effect",
+    ),
+    Mutant(
+        promise="P15",
+        file="outbox/flow.py",
+        before="    if row.paused:\n",
+        after="    if row.paused is None:\n",
+        story="tests/outbox/test_flow.py::test_a_pause_counts_from_the_next_lease_of_every_relay",
+    ),
+    Mutant(
+        promise="P15",
+        file="outbox/breaker.py",
+        before="if failures < breaker.after:",
+        after="if failures < breaker.after * 100:",
+        story="tests/outbox/test_flow.py::test_a_destination_that_is_not_well_is_left_alone",
+    ),
+    Mutant(
+        promise="P15",
+        file="outbox/flow.py",
+        before="most=1 if probe else None if tokens is None else int(tokens)",
+        after="most=None if tokens is None else int(tokens)",
+        story="tests/outbox/test_flow.py::test_one_probe_over_all_relays_and_a_success_closes",
+    ),
+    Mutant(
+        promise="P15",
+        file="outbox/redrive_runs.py",
+        before=".where(meant, redrive_runs.c.state == RUNNING)",
+        after=".where(meant, redrive_runs.c.state == DONE)",
+        story="tests/outbox/test_redrive_runs.py::"
+        "test_a_run_keeps_to_its_rate_and_is_stopped_by_command",
+    ),
+    Mutant(
         promise="P16",
         file="reconciler/receiver/body.py",
         before="if size > limit:",
@@ -189,6 +241,20 @@ MUTANTS = (
         before="return bool(expected) and sqlstate_of(error) in GONE",
         after="return bool(expected) and sqlstate_of(error) not in GONE",
         story="tests/test_daemon_life.py::test_tables_that_are_gone_for_a_while_are_waited_for",
+    ),
+    Mutant(
+        promise="P16",
+        file="outbox/flow.py",
+        before="if rate is not None and tokens is not None and tokens < 1:",
+        after="if rate is not None and tokens is not None and tokens < -1000:",
+        story="tests/outbox/test_flow.py::test_a_rate_is_shared_by_relays_and_effects",
+    ),
+    Mutant(
+        promise="P16",
+        file="outbox/lease_statement.py",
+        before="expired = due.expires_at <= func.now()",
+        after="expired = due.expires_at <= due.first_attempt_at",
+        story="tests/outbox/test_flow.py::test_what_is_too_old_when_it_would_be_sent_is_skipped",
     ),
     Mutant(
         promise="P17",

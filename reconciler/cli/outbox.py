@@ -8,7 +8,8 @@ import click
 from outbox.entry import State
 from reconciler.cli.choosing import choosing_options
 from reconciler.cli.pausing import pause, resume, since
-from reconciler.cli.redriving import discard, redrive
+from reconciler.cli.redrive import redrive
+from reconciler.cli.redriving import discard
 from reconciler.cli.repeating import repeat
 from reconciler.cli.resolving import resolve
 from reconciler.cli.shared import (

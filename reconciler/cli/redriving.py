@@ -1,10 +1,10 @@
-"""`reconciler outbox redrive` and `reconciler outbox discard`."""
+"""`reconciler outbox discard`, and what it has in common with `reconciler outbox redrive`."""
 
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
@@ -30,74 +30,17 @@ from reconciler.cli.shared import (
     run,
 )
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from reconciler.operations.assembly import Assembly
+    from reconciler.operations.redriving import Filters
+
 STOPPED = (State.DEAD.value, State.SKIPPED.value, State.UNCERTAIN.value)
 DISCARDABLE = (*STOPPED, State.PENDING.value)
 PAST = {"redrive": "redriven", "discard": "discarded"}
 
 Items = list[dict[str, Any]]
-
-
-@click.command("redrive")
-@click.argument("ids", metavar="[ID]...", nargs=-1, type=click.UUID)
-@click.option("--state", type=click.Choice(STOPPED), help="With filters; else the dead ones.")
-@choosing_options
-@click.option("--since", type=Moment(), help="That stopped since: a time, or 2h ago.")
-@click.option("--before", type=Moment(), help="That stopped before.")
-@limit_option
-@click.option("--out-of-order", is_flag=True, help="Also what later calls have overtaken.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@yes_option
-@reason_option()
-@config_option
-@json_option
-@reports_errors
-def redrive(
-    *,
-    ids: tuple[UUID, ...],
-    limit: int,
-    out_of_order: bool,
-    dry_run: bool,
-    yes: bool,
-    reason: str | None,
-    config: Path | None,
-    as_json: bool,
-    **filters: Any,
-) -> None:
-    """
-    Give entries that stopped new attempts, under the SAME idempotency keys.
-
-    Dead ones, skipped ones, and uncertain ones whose destination honours keys. Refused is what
-    could take effect twice: exit 1, and each says why.
-
-    \b
-    Example:
-      reconciler outbox redrive 019adf5e-7c1b-7d5e-9c55-0d2a8c1f2a10
-      reconciler outbox redrive --destination payments --since 6h --dry-run
-      reconciler outbox redrive --state skipped --error baseline --effect capture --yes
-    """
-    said = {name: value for name, value in filters.items() if value is not None}
-    require_choice(ids, said)
-    asks = not dry_run and require_yes(yes=yes, what="redrive entries")
-    how = {"reason": reason, "out_of_order": out_of_order}
-    items = run(
-        handled(
-            config,
-            ids=ids,
-            said=said,
-            limit=limit,
-            dry_run=dry_run,
-            asks=asks,
-            how=how,
-            word="redrive",
-        )
-    )
-    if items is None:
-        click.echo("nothing was done", err=True)
-        sys.exit(4)
-    finish(items, as_json=as_json, dry_run=dry_run, done="redriven")
-    if said and len(items) >= limit and not as_json:
-        click.echo(f"stopped at --limit {limit}: there may be more", err=True)
-    sys.exit(1 if refused(items) else 0)
 
 
 @click.command("discard")
@@ -167,8 +110,19 @@ def require_choice(ids: tuple[UUID, ...], said: dict[str, Any]) -> None:
         )
 
 
-async def handled(
-    config: Path | None,
+async def handled(config: Path | None, *, word: str, **wanted: Any) -> Items | None:
+    """What was redriven or discarded and what was refused; None where the person said no."""
+    from reconciler.operations.assembly import assemble
+    from reconciler.operations.opening import opened
+
+    assembly = assemble(config)
+    async with aclosing(assembly), opened(assembly.loaded) as database:
+        return await acted(database.engine, assembly, word=word, **wanted)
+
+
+async def acted(
+    engine: "AsyncEngine",
+    assembly: "Assembly",
     *,
     ids: tuple[UUID, ...],
     said: dict[str, Any],
@@ -178,40 +132,40 @@ async def handled(
     how: dict[str, Any],
     word: str,
 ) -> Items | None:
-    """What was redriven or discarded and what was refused; None where the person said no."""
     from reconciler.operations import redriving
     from reconciler.operations.acting import Order
-    from reconciler.operations.assembly import assemble
     from reconciler.operations.naming import unknown_names
-    from reconciler.operations.opening import opened
 
     act = {"redrive": redriving.redrive, "discard": redriving.discard}[word]
     done = f"would be {PAST[word]}"
-    assembly = assemble(config)
-    async with aclosing(assembly), opened(assembly.loaded) as database:
 
-        async def go(*, dry: bool) -> Items:
-            order = Order(
-                engine=database.engine, assembly=assembly, actor=actor(), dry_run=dry, **how
-            )
-            if ids:
-                return await collected(act(order, list(dict.fromkeys(ids))))
-            filters = redriving.Filters(**{**said, "state": State(said.get("state", State.DEAD))})
-            return await collected(redriving.of_many(order, filters, limit=limit, act=act))
+    async def go(*, dry: bool) -> Items:
+        order = Order(engine=engine, assembly=assembly, actor=actor(), dry_run=dry, **how)
+        if ids:
+            return await collected(act(order, list(dict.fromkeys(ids))))
+        filters = filters_of(said)
+        return await collected(redriving.of_many(order, filters, limit=limit, act=act))
 
-        if asks:
-            preview = await go(dry=True)
-            if len(refused(preview)) == len(preview):
-                return preview
-            show(preview, done=done, err=True)
-            ready = len(preview) - len(refused(preview))
-            if not click.confirm(f"{word.capitalize()} {entries(ready)}?", err=True):
-                return None
-        items = await go(dry=dry_run)
-        if not items:
-            for wrong in unknown_names(assembly.loaded.settings, said):
-                click.echo(wrong, err=True)
-        return items
+    if asks:
+        preview = await go(dry=True)
+        if len(refused(preview)) == len(preview):
+            return preview
+        show(preview, done=done, err=True)
+        ready = len(preview) - len(refused(preview))
+        if not click.confirm(f"{word.capitalize()} {entries(ready)}?", err=True):
+            return None
+    items = await go(dry=dry_run)
+    if not items:
+        for wrong in unknown_names(assembly.loaded.settings, said):
+            click.echo(wrong, err=True)
+    return items
+
+
+def filters_of(said: dict[str, Any]) -> "Filters":
+    """Which entries are meant; the dead ones, where nothing else is said."""
+    from reconciler.operations.redriving import Filters
+
+    return Filters(**{**said, "state": State(said.get("state", State.DEAD))})
 
 
 async def collected(items: AsyncIterator[dict[str, Any]]) -> Items:

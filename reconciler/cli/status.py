@@ -8,6 +8,7 @@ import click
 
 from outbox.entry import State
 from reconciler.cli.pausing import since
+from reconciler.cli.redrive_runs import progress
 from reconciler.cli.shared import (
     brief,
     config_option,
@@ -90,7 +91,9 @@ def show(found: dict[str, Any]) -> None:
     table([tuple(outbox[state] for state in states)], head=states)
     if outbox["oldest_due_at"]:
         click.echo(f"\noldest due since {brief(outbox['oldest_due_at'])}")
-    if held := [line for one in outbox["destinations"].items() for line in standing(*one)]:
+    held = [line for one in outbox["destinations"].items() for line in standing(*one)]
+    held += [progress(run) for run in outbox["redrive_runs"]]
+    if held:
         click.echo()
         for line in held:
             click.echo(line)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from outbox import store
+from outbox import choosing, store
 from outbox.entry import State
 from reconciler import database
 from reconciler.errors import UsageError
@@ -81,7 +81,7 @@ async def gathered(  # noqa: PLR0913 - one resource, and how much of it
     entries = await _entries(connection, about, limit=limit)
     kept = await _copies(connection, assembly, sender, kind, key)
     events = await claims.count_about(connection, sender, kind, key)
-    outbox = await store.count_about(connection, sender, kind, key)
+    outbox = await choosing.count_about(connection, sender, kind, key)
     reads = await fetches.list_requests(connection, **about, limit=1)
     held = await resources.show(connection, sender, kind, key)
     drifts_since = await sightings.of(

@@ -115,7 +115,7 @@ def item_of(run: RowMapping) -> Item:
     }
 
 
-async def work_off(
+async def work_off(  # noqa: PLR0913  # its edges are passed in
     engine: AsyncEngine,
     assembly: Assembly,
     *,

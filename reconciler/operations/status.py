@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from outbox import generations, store, waiting
 from reconciler import migrate
 from reconciler.ledger import baselines, claims, fetches, quarantine
+from reconciler.operations import redrive_runs
 from reconciler.operations.assembly import Assembly
 from reconciler.polling import scans
 from reconciler.polling.scans import Mode
@@ -63,6 +64,7 @@ async def outbox_figures(connection: AsyncConnection, assembly: Assembly) -> dic
     return {
         **await store.counts(connection),
         "destinations": {**unused, **standings},
+        "redrive_runs": await redrive_runs.listed(connection, running=True),
     }
 
 

@@ -22,6 +22,7 @@ from reconciler.settings.resources import (
     GetSettings,
     ListSettings,
     PaginationSettings,
+    Rate,
     ResourceSettings,
     SinceSettings,
     TimeSpec,
@@ -164,6 +165,8 @@ class RelaySettings(Section):
     """The first retry waits up to this long; each further one up to twice as long."""
     backoff_cap: Moment = timedelta(hours=1)
     """No retry waits longer than this."""
+    redrive_rate: Rate = "100/s"
+    """How fast a bulk redrive makes entries due, unless its command says otherwise."""
 
 
 class PollingSettings(Section):

@@ -1,6 +1,7 @@
 """What /metrics shows: counters of the parts, gauges that a background query refreshes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,6 +11,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+
+from outbox.calling import Attempted
+from reconciler.receiver.app import Answered
 
 DELAYS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -115,10 +119,42 @@ class Metrics:
             "Outbox entries that became uncertain when the current generation was opened.",
             registry=self.registry,
         )
+        self.add_flow_gauges()
         self.stalled = Gauge(
             "reconciler_loop_stalled",
             "1 where a loop has made no progress within its bound.",
             ["loop"],
+            registry=self.registry,
+        )
+
+    def add_flow_gauges(self) -> None:
+        """How destinations stand, and bulk redrives under way."""
+        self.breaker_open = Gauge(
+            "reconciler_destination_breaker_open",
+            "1 while a destination is left alone because it is not well.",
+            ["destination"],
+            registry=self.registry,
+        )
+        self.pauses = Gauge(
+            "reconciler_destination_pauses",
+            "Pauses that stand: of a destination, and of effects there.",
+            ["destination"],
+            registry=self.registry,
+        )
+        self.slowed_until = Gauge(
+            "reconciler_destination_slowed_until_timestamp_seconds",
+            "Until when a destination asked for no more calls; 0: it did not.",
+            ["destination"],
+            registry=self.registry,
+        )
+        self.redrive_runs = Gauge(
+            "reconciler_redrive_runs",
+            "Bulk redrives that are being worked off.",
+            registry=self.registry,
+        )
+        self.redrive_left = Gauge(
+            "reconciler_redrive_entries_left",
+            "Entries that they have not come to yet.",
             registry=self.registry,
         )
 
@@ -128,6 +164,14 @@ class Metrics:
         self.requests.labels(name, answer).inc()
         self.request_seconds.labels(name).observe(seconds)
 
+    def request_answered(self, one: Answered) -> None:
+        self.answered(sender=one.sender, answer=one.reason or one.outcome, seconds=one.seconds)
+
+    def attempted(self, one: Attempted) -> None:
+        """Count one call."""
+        self.attempts.labels(one.destination, one.verdict.value).inc()
+        self.attempt_seconds.labels(one.destination).observe(one.seconds)
+
     def show(self, counts: Mapping[str, object]) -> None:
         """Take over the figures of `operations.status`."""
         outbox = counts["outbox"]
@@ -136,6 +180,7 @@ class Metrics:
             self.entries.labels(state).set(outbox[state])
         due = outbox["oldest_due_at"]
         self.oldest_due.set(due.timestamp() if due else 0)
+        self.show_flow(outbox)
         generation = counts["generation"]
         if isinstance(generation, Mapping):
             self.generation.set(generation["number"])
@@ -146,6 +191,19 @@ class Metrics:
             self.quarantined.labels(name).set(sender["quarantined"])
             last = sender["last_delivery_at"]
             self.last_delivery.labels(name).set(last.timestamp() if last else 0)
+
+    def show_flow(self, outbox: Mapping[str, Any]) -> None:
+        """Take over how destinations stand, and what is being redriven."""
+        for gauge in (self.breaker_open, self.pauses, self.slowed_until):
+            gauge.clear()  # of what is configured no more nothing is said
+        for name, one in outbox["destinations"].items():
+            self.breaker_open.labels(name).set(one["breaker"] == "open")
+            self.pauses.labels(name).set((one["paused"] is not None) + len(one["paused_effects"]))
+            until = one["slowed_until"]
+            self.slowed_until.labels(name).set(until.timestamp() if until else 0)
+        runs = outbox["redrive_runs"]
+        self.redrive_runs.set(len(runs))
+        self.redrive_left.set(sum(run["left"] for run in runs))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

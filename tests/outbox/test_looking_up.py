@@ -7,12 +7,16 @@ from datetime import timedelta
 
 import pytest
 
+from outbox.breaker import Breaker
+from outbox.flow import Rate
 from outbox.looking import Looker
 from outbox.looking_up import Finding, LookUp, conclude
+from outbox.pausing import pause, resume
 from outbox.redriving import Refusal
 from outbox.relay import always
 from outbox.resolving import Said, resolve, settle_unknown
 from outbox.verdict import Answer, Failure, Sent
+from outbox.waiting import standings
 from tests.outbox.pretend import Answers, Misbehaves
 from tests.outbox.world import POLICY, an_entry, run_sql
 
@@ -349,3 +353,78 @@ def test_waits_between_looks_grow_and_end():
     ]
     seconds = [None if wait is None else wait.total_seconds() for wait in waits]
     assert [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600, None] == seconds
+
+
+# look-ups are calls too: a destination's limits hold for them
+
+
+async def probe_is_due(world) -> None:
+    await run_sql(world.engine, "update reconciler.destination_flow set probe_at = now()")
+
+
+async def test_nothing_is_looked_up_at_a_paused_destination_or_of_a_paused_effect(world, pretend):
+    """Whoever pauses a destination wants no request to reach it, not even a question."""
+    await an_unknown(world, pretend, THERE)
+    for effect in ("", "capture"):
+        async with world.engine.begin() as connection:
+            await pause(connection, "payments", effect=effect, actor="ops", reason=None)
+        assert 0 == await a_looker(world).once()
+        async with world.engine.begin() as connection:
+            await resume(connection, "payments", effect=effect)
+    assert ["POST"] == methods(pretend)
+    assert 1 == await a_looker(world).once()
+    assert ["delivered"] == await world.states()
+
+
+async def test_look_ups_and_calls_share_one_rate(world, pretend):
+    """A token that a look took is not there for a call."""
+    pretend.behave = loses_answers(THERE)
+    world.set(look_up=LOOK_UP, rate=Rate(per_second=0.001, burst=3))
+    await world.enqueue(*(an_entry(n, idempotent=False) for n in (1, 2)))
+    assert 2 == await world.relay_once()
+    await lag_passes(world)
+    assert 1 == await a_looker(world).once()
+    assert 0 == await a_looker(world).once()
+    await world.enqueue(an_entry(3))
+    assert 0 == await world.relay_once()
+    assert ["POST", "POST", "GET"] == methods(pretend)
+
+
+async def test_a_destination_that_is_not_well_is_not_asked_and_one_look_finds_it_well(
+    world, pretend
+):
+    """
+    Nothing is looked up while its breaker is open. Where no call waits to be the probe, one look
+    is it; and a look that fails keeps it open.
+    """
+    pretend.behave = loses_answers(Answers(status=503))
+    world.set(
+        look_up=LOOK_UP,
+        breaker=Breaker(after=2, pause=timedelta(minutes=1), pause_max=timedelta(minutes=5)),
+    )
+    await world.enqueue(*(an_entry(n, idempotent=False) for n in (1, 2, 3)))
+    await world.relay_once()
+    await lag_passes(world)
+    assert 0 == await a_looker(world).once()
+
+    await probe_is_due(world)
+    assert 1 == await a_looker(world).once()
+    assert 0 == await a_looker(world).once()
+    await probe_is_due(world)
+    await run_sql(world.engine, "update reconciler.outbox set look_at = null")
+    pretend.behave = loses_answers(THERE)
+    await world.enqueue(an_entry(4))
+    assert 0 == await a_looker(world).once()  # the call is the better probe
+    await run_sql(world.engine, "delete from reconciler.outbox where event_id = 'evt_4'")
+    assert 1 == await a_looker(world).once()
+    assert 2 == await a_looker(world).once()
+    assert ["delivered"] * 3 == await world.states()
+
+
+async def test_a_look_that_is_answered_too_many_slows_its_destination(world, pretend):
+    await an_unknown(world, pretend, Answers(status=429, headers=(("Retry-After", "20"),)))
+    assert 1 == await a_looker(world).once()
+    await world.enqueue(an_entry(2))
+    assert 0 == await world.relay_once()
+    async with world.engine.connect() as connection:
+        assert "slowed" == (await standings(connection))["payments"]["waiting_for"]
