@@ -38,7 +38,6 @@ def _calls_due() -> Select[Any]:
         wanted.c.destination,
         live.label("live"),
         redriven.label("redriven"),
-        or_(live, redriven).label("wanted"),
     )
 
 
@@ -51,18 +50,19 @@ def _looks_due() -> Select[Any]:
         wanted.c.destination,
         live.label("live"),
         redriven.label("redriven"),
-        look.label("wanted"),
+        look.label("look"),
     )
 
 
-def _ask_statement(asked: Select[Any]) -> Select[Any]:
+def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
     """What is due, how its destination stands, and, where it may go, that row locked."""
     # Materialized: nothing is locked of a destination for which nothing is due.
     due = asked.cte("due").prefix_with("MATERIALIZED")
+    wanted = or_(*(due.c[name] for name in those))
     seen = destination_flow.alias("seen")
     paused = select(pauses.c.effect).where(pauses.c.destination == due.c.destination).correlate(due)
     whole = paused.where(pauses.c.effect == "").exists()
-    locked = locked_row(due, whole)
+    locked = locked_row(due, whole, wanted)
     names = ("breaker", "failures", "probe_at", "slowed_until", "tokens", "filled_at")
     # What is locked may be newer than what was seen.
     current = [
@@ -82,7 +82,7 @@ def _ask_statement(asked: Select[Any]) -> Select[Any]:
         .select_from(
             due.outerjoin(seen, seen.c.destination == due.c.destination).outerjoin(locked, true())
         )
-        .where(due.c.wanted)
+        .where(wanted)
     )
 
 
@@ -101,12 +101,12 @@ def is_due(wanted: FromClause, *, redriven: bool) -> ColumnElement[bool]:
     )
 
 
-def locked_row(due: FromClause, paused: ColumnElement[bool]) -> Any:
+def locked_row(due: FromClause, paused: ColumnElement[bool], wanted: ColumnElement[bool]) -> Any:
     flow = destination_flow.alias("flow")
     return (
         select(flow)
         .where(
-            due.c.wanted,
+            wanted,
             flow.c.destination == due.c.destination,
             or_(flow.c.breaker == "closed", flow.c.probe_at <= NOW),
             or_(flow.c.slowed_until.is_(None), flow.c.slowed_until <= NOW),
@@ -190,8 +190,8 @@ def _note_statement() -> Update:
     )
 
 
-ASK = Compiled(_ask_statement(_calls_due()))
-ASK_TO_LOOK = Compiled(_ask_statement(_looks_due()))
+ASK = Compiled(_ask_statement(_calls_due(), "live", "redriven"))
+ASK_TO_LOOK = Compiled(_ask_statement(_looks_due(), "look"))
 KNOW = Compiled(_know_statement())
 TAKE = Compiled(_take_statement())
 GIVE_BACK = Compiled(_give_back_statement())
