@@ -71,7 +71,8 @@ async def begin(  # noqa: PLR0913  # the columns of a run
         )
         .returning(redrive_runs)
     )
-    return made.mappings().one()
+    run: RowMapping = made.mappings().one()
+    return run
 
 
 async def stop(connection: AsyncConnection, id_: UUID) -> tuple[RowMapping | None, bool]:

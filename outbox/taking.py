@@ -111,7 +111,7 @@ class Taking:
             if not asking:
                 continue
             windows = await self._windows.look(connection, asking)
-            some, full = await self._lease(connection, asking, windows, taken, ended)
+            some, full = await self._lease_in(connection, asking, windows, taken, ended)
             self._hungry |= {
                 name
                 for (name, _), enough in full.items()
@@ -136,9 +136,9 @@ class Taking:
         windows = await self._windows.newest(connection, live)
         if windows:
             asking = {one: live[one] for one in windows}
-            await self._lease(connection, asking, windows, taken, ended)
+            await self._lease_in(connection, asking, windows, taken, ended)
 
-    async def _lease(
+    async def _lease_in(
         self,
         connection: AsyncConnection,
         asking: Mapping[Backlog, Permit],

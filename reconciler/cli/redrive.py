@@ -83,9 +83,11 @@ def redrive(
         "asks": asks,
         "how": {"reason": reason, "out_of_order": out_of_order},
     }
+    found: dict[str, Any] | None = None
     if ids:
         items = run(handled(config, ids=ids, limit=len(ids), word="redrive", **wanted))
-        found = None if items is None else {"items": items, "run": None, "matching": len(items)}
+        if items is not None:
+            found = {"items": items, "run": None, "matching": len(items)}
     else:
         found = run(redrive_runs.asked(config, limit=limit, rate=rate, **wanted))
     if found is None:
