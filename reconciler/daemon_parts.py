@@ -45,7 +45,6 @@ log = structlog.get_logger()
 GAUGES_EVERY = timedelta(seconds=15)
 GAUGES_WITHIN = timedelta(seconds=60)
 RETENTION_BOUND = timedelta(seconds=60)  #: it rests between its batches
-REDRIVES_BOUND = timedelta(seconds=180)  #: a batch may have to look through a large table
 COMMIT_BOUND = timedelta(seconds=45)  #: beyond the group commit's own deadline
 ADMIN_DRAIN = timedelta(seconds=2)
 ADMIN_CONNECTIONS = 100  #: of operators and their monitoring
@@ -201,7 +200,7 @@ class Parts:
             self.assembly,
             may_call=self.generation.may_call,
             stop=stop,
-            beat=self.progress.loop("redrives", bound=REDRIVES_BOUND),
+            beat=self.progress.loop("redrives", bound=redrive_runs.BOUND),
             redriven=self.due.set,
         )
 

@@ -31,6 +31,7 @@ from reconciler.transactions import taking_up_to, transact
 
 LOOKED_AT = timedelta(seconds=1)  #: how often runs are looked for
 CHOSEN_WITHIN = timedelta(seconds=50)  #: what looks through a large table may take its time
+BOUND = timedelta(seconds=180)  #: between two beats: more than one batch may take
 LISTED = 20
 
 Item = dict[str, Any]
