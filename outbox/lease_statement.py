@@ -115,22 +115,28 @@ def _room(wanted: FromClause) -> LateralFromClause:
     """How many may be taken: what is wanted, less than the destination takes at once in all."""
     ended = record_set("ended", {"id": Uuid(), "attempt": Integer()}, parameter="ended")
     over = select(ended.c.id).where(ended.c.id == outbox.c.id, ended.c.attempt == outbox.c.attempts)
-    under_way = (
-        select(func.count())
+    # The first so many, in the index's order: whoever scans an index remembers there what is dead,
+    # and would not in a bitmap, which would grow with every call of the last minute.
+    open_calls = (
+        select(outbox.c.id)
         .where(
             outbox.c.destination == wanted.c.destination,
             outbox.c.call_open,
             outbox.c.due_at > func.now(),
             ~over.correlate(outbox).exists(),
         )
+        .order_by(outbox.c.due_at)
+        .limit(wanted.c.concurrency)
         .correlate(wanted)
-        .scalar_subquery()
+        .subquery("open_calls")
     )
+    under_way = select(func.count()).select_from(open_calls).scalar_subquery()
     # without a limit of the destination the second is null, and the first counts
     left = func.least(wanted.c.free, wanted.c.concurrency - under_way)
-    # said, since SQLAlchemy correlates by itself only where another FROM is left: without it each
-    # destination would be given the room of all others too
-    return select(func.greatest(left, 0).label("room")).correlate(wanted).lateral("room")
+    # Correlated by word, since SQLAlchemy does it by itself only where another FROM is left: each
+    # destination would be given the room of all others too. Offset: counted once, not per entry.
+    room = select(func.greatest(left, 0).label("room")).correlate(wanted).offset(0)
+    return room.lateral("room")
 
 
 def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:
