@@ -17,6 +17,7 @@ from outbox.compiled import Compiled
 from outbox.flow_statements import ASK, ASK_TO_LOOK, GIVE_BACK, KNOW, NOTE, STANDING, TAKE
 
 BUSY = 0.005  # seconds until a row that another process has locked is asked for again
+SLOWER = 4  # times fewer calls than its rate, for as long as a 429 asked for
 SOONEST = 0.01  # seconds; a rate is kept by taking several at once rather than by hurrying
 
 CLOSED, OPEN = "closed", "open"
@@ -180,32 +181,38 @@ def tokens_at(row: Any, rate: Rate) -> float:
     """
     What there is to take from, by the database's clock.
 
-    It fills while nothing is taken, not while the destination asked for less, and never by a
+    It fills while nothing is taken, slower while the destination asks for less, and never by a
     clock that jumped.
     """
     if row.tokens is None:
         return float(rate.burst)
     since = min(row.filled_at, row.now)
+    elapsed = (row.now - since).total_seconds()
+    slow = 0.0
     if row.slowed_until is not None:
-        since = max(since, min(row.slowed_until, row.now))
-    filled = row.tokens + rate.per_second * (row.now - since).total_seconds()
+        slow = max((min(row.slowed_until, row.now) - since).total_seconds(), 0.0)
+    filled = row.tokens + rate.per_second * (elapsed - slow + slow / SLOWER)
     return float(min(filled, rate.burst))
+
+
+def pace_at(row: Any, rate: Rate) -> float:
+    """How many calls a second there may be now."""
+    slowed = row.slowed_until is not None and row.slowed_until > row.now
+    return rate.per_second / SLOWER if slowed else rate.per_second
 
 
 def _permit(row: Any, rate: Rate | None) -> tuple[Permit | None, float | None]:
     """What may go, or after how many seconds to ask again."""
     if row.paused:
         return None, None
-    later = [row.slowed_until, row.probe_at if row.breaker == OPEN else None]
-    closed = [(until - row.now).total_seconds() for until in later if until and until > row.now]
-    if closed:
-        return None, max(closed)
+    if row.breaker == OPEN and row.probe_at is not None and row.probe_at > row.now:
+        return None, (row.probe_at - row.now).total_seconds()
     if row.locked is None:
         return None, BUSY
     probe = row.breaker == OPEN
     tokens = None if rate is None else tokens_at(row, rate)
     if rate is not None and tokens is not None and tokens < 1:
-        return None, (1 - tokens) / rate.per_second
+        return None, (1 - tokens) / pace_at(row, rate)
     permit = Permit(
         destination=row.destination,
         most=1 if probe else None if tokens is None else int(tokens),
@@ -213,7 +220,7 @@ def _permit(row: Any, rate: Rate | None) -> tuple[Permit | None, float | None]:
         live=row.live,
         redriven=row.redriven,
         tokens=tokens,
-        again=None if rate is None else max(1 / rate.per_second, SOONEST),
+        again=None if rate is None else max(1 / pace_at(row, rate), SOONEST),
     )
     return permit, None
 

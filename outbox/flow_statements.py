@@ -117,7 +117,6 @@ def locked_row(due: FromClause, paused: ColumnElement[bool], wanted: ColumnEleme
             wanted,
             flow.c.destination == due.c.destination,
             or_(flow.c.breaker == "closed", flow.c.probe_at <= NOW),
-            or_(flow.c.slowed_until.is_(None), flow.c.slowed_until <= NOW),
             ~paused,
         )
         .with_for_update(skip_locked=True)

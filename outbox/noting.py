@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -44,7 +45,15 @@ class Noting:
         return await self.note_seen(connection, [one.seen for one in marks if one.seen is not None])
 
     async def note_seen(self, connection: AsyncConnection, seen: Sequence[Seen]) -> list[Changed]:
-        """Write down what has to be of what was *seen*; as `note`."""
+        """
+        Write down what has to be of what was *seen*; as `note`.
+
+        Fewer calls than its rate a destination can have only where it has one. Elsewhere what
+        was asked for is asked for its entry alone.
+        """
+        seen = [
+            one if one.destination in self._rated else replace(one, slowed=None) for one in seen
+        ]
         worth = self._troubled | {
             one.destination for one in seen if one.trouble or one.probe or one.slowed is not None
         }

@@ -13,7 +13,7 @@ from outbox.verdict import Answer, Failure, Reply, Ruling
 OUR_CREDENTIALS = 401
 TOO_MANY = 429
 CLOSES_DOWN = 421  # of a mail server (RFC 5321, 4.2.3)
-SLOWED = timedelta(seconds=1)  # a destination is left alone after a 429 that says not how long
+SLOWED = timedelta(seconds=1)  # fewer calls after a 429 that says not for how long
 
 
 def seen_of(leased: Leased, ruling: Ruling, result: Answer | Reply | Failure) -> Seen:

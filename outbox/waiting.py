@@ -40,7 +40,7 @@ class Waits(StrEnum):
     LANE = "lane"  #: an earlier call of its lane is not through yet
     BREAKER = "breaker"  #: its destination is not well
     BACK_OFF = "back_off"  #: until its next attempt
-    SLOWED = "slowed"  #: its destination asked for fewer calls
+    SLOWED = "slowed"  #: the next call that is allowed: its destination asked for fewer
     RATE = "rate"  #: the next call that its destination's rate allows
     TURN = "turn"  #: a free slot: it is due
 
@@ -106,10 +106,8 @@ def _waiting(row: Any) -> Waiting:
         what, until = Waits.BREAKER, row.probe_at
     elif row.backs_off is not None:
         what, until = Waits.BACK_OFF, row.backs_off
-    elif row.slowed_until is not None:
-        what, until = Waits.SLOWED, row.slowed_until
     elif row.out_of_tokens:
-        what = Waits.RATE
+        what = Waits.RATE if row.slowed_until is None else Waits.SLOWED
     return Waiting(what=what, until=until)
 
 
@@ -120,7 +118,7 @@ def _told(one: Mapping[str, Any]) -> dict[str, Any]:
     if one["breaker"] == "open":
         return {"waiting_for": Waits.BREAKER.value, "waiting_until": one["probe_at"]}
     if one["slowed_until"] is not None:
-        return {"waiting_for": Waits.SLOWED.value, "waiting_until": one["slowed_until"]}
+        return {"waiting_for": Waits.SLOWED.value, "waiting_until": None}
     return {"waiting_for": None, "waiting_until": None}
 
 

@@ -143,7 +143,7 @@ class Metrics:
         )
         self.slowed_until = Gauge(
             "reconciler_destination_slowed_until_timestamp_seconds",
-            "Until when a destination asked for no more calls; 0: it did not.",
+            "Until when a destination asked for fewer calls than its rate; 0: it did not.",
             ["destination"],
             registry=self.registry,
         )

@@ -139,4 +139,4 @@ async def test_who_holds_rows_lets_go_of_them_in_time(engine: AsyncEngine, tmp_p
             await house.call()
         finally:
             event.remove(engine.sync_engine, "commit", look)
-    assert {"1min"} == {limit for limit, wrote in limits if wrote == "True"}
+    assert {"10s", "1min"} == {limit for limit, wrote in limits if wrote == "True"}

@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import event, select, text
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 
 from outbox import relay
 from outbox.breaker import Breaker
-from outbox.flow import Rate
+from outbox.flow import Rate, tokens_at
 from outbox.flow_tables import destination_flow
 from outbox.pausing import pause, paused, resume
 from outbox.store import outbox
@@ -271,26 +272,61 @@ async def test_a_call_that_is_refused_says_nothing_of_its_destination(world, pre
 
 
 async def test_a_busy_destination_is_called_less_by_everybody(world, pretend):
-    """C86, C88: 429 slows all its entries down, in every relay; a 503 only the one it answers."""
-    world.set(concurrency=1)
+    """
+    C86, C88: with a rate, a 429 empties the bucket and fills it slower for as long as it says, in
+    every relay; the entry itself waits out what was asked. A 503 slows only the one it answers.
+    """
+    world.set(concurrency=1, rate=Rate(per_second=8.0, burst=1))
     later = (("Retry-After", "20"),)
     pretend.behave = in_turn(
         Answers(status=503, headers=later), Answers(status=429, headers=later), Answers()
     )
     await world.enqueue(an_entry(1), an_entry(2), an_entry(3))
-    assert 1 == await world.relay_once()
-    assert 1 == await world.relay_once()
-    assert 0 == await world.relay_once()
+    await called(world)
+    await called(world)
     flow = await flow_of(world)
     assert timedelta(seconds=18) < flow.slowed_until - (await now(world)) <= timedelta(seconds=20)
+    assert 0 == await world.relay_once()
     assert Waits.SLOWED is (await waits(world))[2]
-    await run_sql(world.engine, "update reconciler.destination_flow set slowed_until = now()")
-    assert 1 == await world.relay_once()
+    await called(world)
     assert ["pending", "pending", "delivered"] == await world.states()
 
 
+def test_a_bucket_fills_slower_while_fewer_calls_are_asked_for():
+    """Eight seconds of which four were slow: four at full pace, and one."""
+    then = datetime(2026, 1, 1, tzinfo=UTC)
+    row = SimpleNamespace(
+        tokens=0.0,
+        filled_at=then,
+        slowed_until=then + timedelta(seconds=4),
+        now=then + timedelta(seconds=8),
+    )
+    assert 5 == tokens_at(row, Rate(per_second=1.0, burst=100))
+    row.now = then + timedelta(seconds=4)
+    assert 1 == tokens_at(row, Rate(per_second=1.0, burst=100))
+
+
+async def called(world) -> None:
+    """The next call, as soon as the destination's rate lets it go."""
+    async with asyncio.timeout(10):
+        while not await world.relay_once():
+            await asyncio.sleep(0.005)
+
+
+async def test_without_a_rate_what_was_asked_is_asked_for_its_entry(world, pretend):
+    """C86: one customer's 429 of an hour holds up no other's call."""
+    pretend.behave = in_turn(Answers(status=429, headers=(("Retry-After", "3600"),)), Answers())
+    await world.enqueue(an_entry(1))
+    await world.relay_once()
+    await world.enqueue(an_entry(2))
+    assert 1 == await world.relay_once()
+    assert ["pending", "delivered"] == await world.states()
+    assert (await flow_of(world)).slowed_until is None
+
+
 async def test_retry_after_is_clamped_for_the_destination_too(world, pretend):
-    """A hostile value stops nobody for longer than an hour."""
+    """A hostile value slows nobody for longer than an hour."""
+    world.set(rate=Rate(per_second=100.0, burst=10))
     pretend.behave = in_turn(Answers(status=429, headers=(("Retry-After", "9" * 400),)))
     await world.enqueue(an_entry())
     await world.relay_once()

@@ -422,6 +422,7 @@ async def test_a_destination_that_is_not_well_is_not_asked_and_one_look_finds_it
 
 
 async def test_a_look_that_is_answered_too_many_slows_its_destination(world, pretend):
+    world.set(rate=Rate(per_second=0.01, burst=2))
     await an_unknown(world, pretend, Answers(status=429, headers=(("Retry-After", "20"),)))
     assert 1 == await a_looker(world).once()
     await world.enqueue(an_entry(2))
