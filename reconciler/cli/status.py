@@ -118,4 +118,5 @@ def standing(name: str, one: dict[str, Any]) -> Iterator[str]:
             f" the next call, a probe, {f'at {brief(probe)}' if probe else 'at once'}"
         )
     if one["slowed_until"]:
-        yield f"{name} asked for fewer calls: a quarter of its rate until {brief(one['slowed_until'])}"
+        until = brief(one["slowed_until"])
+        yield f"{name} asked for fewer calls: a quarter of its rate until {until}"
