@@ -32,15 +32,16 @@ idempotency_key = "{{ event_id }}:note"
 
 
 async def passes(house: House) -> None:
-    """What was put off becomes due."""
+    """What was put off becomes due; where calls failed in a row, so does the next probe."""
     await house.run_sql(
         "update outbox set due_at = now() where state = 'pending' and due_at is not null"
     )
+    await house.run_sql("update destination_flow set probe_at = now() where breaker = 'open'")
 
 
 async def until_done(house: House) -> None:
     """Two relays at once, again and again, until nothing waits any more."""
-    for _ in range(30):
+    for _ in range(100):  # a destination that failed in a row gets one call at a time
         async with asyncio.TaskGroup() as relays:
             for _ in range(2):
                 relays.create_task(house.call())

@@ -67,7 +67,7 @@ async def test_a_dead_letter_wants_a_yes_and_goes_out_under_its_key(world: World
         assert [dead] == await world.outbox()
 
         done: dict[str, Any] = await world.document(*words, "--yes")
-        assert {"redriven": 1, "refused": 0} == done["counts"]
+        assert {"redriven": 1, "refused": 0, "matching": 1} == done["counts"]
         await world.effects("capture ord_42")
         await world.settled()
         again = await world.document(*words, "--yes", code=1)
