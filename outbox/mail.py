@@ -10,6 +10,8 @@ from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import format_datetime
 
+from outbox.mail_headers import address_line, text_line
+
 METHOD = "MAIL"
 MAIL_FROM = "mail-from"  #: among an entry's headers: the envelope's sender
 SMTPUTF8 = "smtputf8"  #: among an entry's headers: an address holds more than ASCII
@@ -40,7 +42,6 @@ LITERAL = re.compile(r"\[(?:\d{1,3}(?:\.\d{1,3}){3}|IPv6:[0-9A-Fa-f:.]{2,45})\]"
 DEVIATIONS = frozenset("\u00df\u1e9e\u03c2\u200c\u200d")
 
 _POLICY = policy.SMTP.clone(cte_type="7bit", max_line_length=78)
-_POLICY_UTF8 = policy.SMTPUTF8.clone(cte_type="7bit", max_line_length=78)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ def compose(mail: Mail, *, date: datetime) -> list[Letter]:
         raise MailError(f"more than {RECIPIENTS_LIMIT} recipients: each is an entry of its own")
     every = [sender, *(one for some in named.values() for one in some)]
     wide = any(not one.addr_spec.isascii() for one in every)
-    body = _message(mail, sender=sender, named=named, date=date, wide=wide)
+    body = _message(mail, sender=sender, named=named, date=date)
     if len(body) > mail.size_limit:
         raise MailError(f"the message has {len(body)} bytes, more than {mail.size_limit}")
     headers = {MAIL_FROM: sender.addr_spec, **({SMTPUTF8: "true"} if wide else {})}
@@ -163,33 +164,23 @@ def _domain(domain: str, *, what: str) -> str:
 
 
 def _message(
-    mail: Mail,
-    *,
-    sender: Address,
-    named: Mapping[str, Sequence[Address]],
-    date: datetime,
-    wide: bool,
+    mail: Mail, *, sender: Address, named: Mapping[str, Sequence[Address]], date: datetime
 ) -> bytes:
     if CONTROL.search(mail.subject):
         raise MailError("subject: a control character, or the end of a line")
     if len(mail.subject) > SUBJECT_LIMIT:
         raise MailError(f"subject: longer than {SUBJECT_LIMIT} characters")
-    message = EmailMessage(policy=_POLICY_UTF8 if wide else _POLICY)
-    message["From"] = sender
+    lines = [address_line("From", [sender])]
     for header, what in (("To", "to"), ("Cc", "cc"), ("Reply-To", "reply_to")):
         if named[what]:
-            message[header] = tuple(named[what])
+            lines.append(address_line(header, named[what]))
     if not named["to"] and not named["cc"]:
-        message["To"] = "undisclosed-recipients:;"
-    message["Subject"] = mail.subject
-    message["Date"] = format_datetime(date)
+        lines.append(text_line("To", "undisclosed-recipients:;"))
+    lines.append(text_line("Subject", mail.subject))
+    lines.append(text_line("Date", format_datetime(date)))
     for name, value in mail.headers.items():
-        message[check_header(name)] = _header_value(name, value)
-    _fill(message, mail)
-    try:
-        return message.as_bytes()
-    except (UnicodeError, ValueError) as error:
-        raise MailError(f"the message cannot be written: {type(error).__name__}") from None
+        lines.append(text_line(check_header(name), _header_value(name, value)))
+    return "".join(lines).encode() + _content(mail)
 
 
 def check_header(name: str) -> str:
@@ -207,10 +198,14 @@ def _header_value(name: str, value: str) -> str:
     return value
 
 
-def _fill(message: EmailMessage, mail: Mail) -> None:
+def _content(mail: Mail) -> bytes:
+    """What the text and the HTML come to, with the headers that say so."""
+    if mail.text is None and mail.html is None:
+        raise MailError("neither text nor html")
     for what, content in (("text", mail.text), ("html", mail.html)):
         if content is not None and FORBIDDEN_IN_TEXT.search(content):
             raise MailError(f"{what}: a control character")
+    message = EmailMessage(policy=_POLICY)
     try:
         if mail.text is not None:
             message.set_content(mail.text, charset="utf-8")
@@ -221,7 +216,6 @@ def _fill(message: EmailMessage, mail: Mail) -> None:
             message.set_boundary(f"=_{mark}")
         elif mail.html is not None:
             message.set_content(mail.html, subtype="html", charset="utf-8")
+        return message.as_bytes()
     except UnicodeError:
         raise MailError("the text holds half a character") from None
-    if mail.text is None and mail.html is None:
-        raise MailError("neither text nor html")

@@ -1,8 +1,11 @@
 """Mails as they are frozen: one letter a recipient, and nothing that data could add to them."""
 
 import email
+import re
 from datetime import UTC, datetime
 from email import policy
+from email.header import decode_header, make_header
+from email.utils import getaddresses
 
 import pytest
 
@@ -73,6 +76,61 @@ def test_letters_of_the_world():
     assert "joerg@xn--bcher-kva.example" == compose(mail, date=DATE)[0].path
     assert "Grüße\r\n.\r\nEnde\r\n" == message.get_content()
     assert max(map(len, compose(mail, date=DATE)[0].body.split(b"\r\n"))) <= 998
+
+
+ENCODED = "=?utf-8?q?Hello=0D=0ABcc:_eve=40evil.example?="
+HOSTILE = [
+    ENCODED,
+    f"Re: {ENCODED} and so on",
+    "=?utf-8?b?SGVsbG8NCkJjYzogZXZlQGV2aWwuZXhhbXBsZQ==?=",
+    "=?utf-8?q?a?==?utf-8?q?=0D=0ABcc:_eve=40evil.example?=",
+    "=?us-ascii?q?=00?=",
+    "=?unknown?q?=FF?= =?utf-8?q?half",
+    "Jörg, eve@evil.example",
+    "Jörg <eve@evil.example>, " * 8,
+    "Doe, Jo (Sales) " * 20,
+    " two  spaces ",
+    "J. Doe",
+    "x" * 300,
+    "<https://shop.example/" + "u" * 300 + "> <mailto:stop@shop.example>",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_that_looks_encoded_stays_the_text_that_it_is(text):
+    """
+    A customer is called by an encoded word with the end of a line in it, or by a name with a
+    comma. As subject, as name and as a header of its own it arrives as it was written: no header
+    is there that was not asked for, nobody is named who was not, and no line is too long.
+    """
+    name = text.strip()
+    mail = a_mail(
+        sender=f'"{name}" <orders@shop.example>',
+        to=["ann@customer.example", f'"{name}" <jo@customer.example>'],
+        reply_to=[f'"{name}" <desk@shop.example>'],
+        subject=text,
+        headers={"X-Order": text, "Resent-To": text, "Content-Disposition": text},
+    )
+    (letter, _) = compose(mail, date=DATE)
+    head = letter.body.partition(b"\r\n\r\n")[0]
+
+    ours = {b"From", b"To", b"Reply-To", b"Subject", b"Date", b"MIME-Version"}
+    ours |= {b"X-Order", b"Resent-To", b"Content-Disposition", b"Content-Type"}
+    ours |= {b"Content-Transfer-Encoding"}
+    assert max(map(len, head.split(b"\r\n"))) <= 998
+    unfolded = re.sub(rb"\r\n(?=[ \t])", b"", head)
+    assert ours == {line.partition(b":")[0] for line in unfolded.split(b"\r\n")}
+    message = email.message_from_bytes(unfolded)
+    for header in ("Subject", "X-Order", "Resent-To", "Content-Disposition"):
+        assert text == str(make_header(decode_header(message[header])))
+    for header, expected in (
+        ("From", ["orders@shop.example"]),
+        ("To", ["ann@customer.example", "jo@customer.example"]),
+        ("Reply-To", ["desk@shop.example"]),
+    ):
+        found = getaddresses([message[header]])
+        assert expected == [address for _, address in found]
+        assert name == str(make_header(decode_header(found[-1][0])))
 
 
 def test_an_address_outside_ascii_is_marked_for_servers_that_take_it():
