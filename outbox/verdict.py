@@ -292,7 +292,7 @@ def _parse(body: bytes) -> Any:
     text = body.decode("utf-8", "replace")
     try:
         return json.loads(text, parse_float=Decimal, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ArithmeticError):  # the last: an exponent beyond Decimal's
         return text
 
 

@@ -90,6 +90,8 @@ async def run_delivered(connection: AsyncConnection, rules: Rules, one: Rested) 
         fault = f"{type(error.orig).__name__}: {transactions.told(error)}"
     except UNUSABLE as error:
         fault = str(error)
+    except UnicodeEncodeError:  # what was answered need not be fit for a database
+        fault = "the answer holds half of a surrogate pair"
     else:
         return
     log.error("ledger.delivered_failed", where=step.where, entry=str(one.id), reason=fault)

@@ -102,13 +102,19 @@ async def test_what_was_answered_is_kept_with_the_mark(engine: AsyncEngine, tmp_
         assert [("delivered", None)] == await house.rows("select state, last_error from outbox")
 
 
-@pytest.mark.parametrize("answer", [b"{}", b"no json", b'{"id": null}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"{}", b"no json", b'{"id": null}', b'{"id": "a\\u0000b"}', b'{"id": "\\ud800"}'),
+        *(b'{"id": ["\\udfff"]}', b'{"id": 1e99999999}', b'{"id": 1e99999999999999999999}'),
+    ],
+)
 async def test_a_statement_that_fails_loses_no_mark_and_repeats_no_call(
     engine: AsyncEngine, tmp_path: Path, answer: bytes
 ) -> None:
     """
-    The answer has no id, and the table wants one. The call was delivered and stays so; what
-    failed is said with the entry, and nothing is called again.
+    The answer has no id, or one that no database holds, and the table wants one. The call was
+    delivered and stays so; what failed is said with the entry, and nothing is called again.
     """
     async with a_house(engine, tmp_path, more=KEEPING.format()) as house:
         await house.run_sql("create table public.charges (order_id text, charge text not null)")
