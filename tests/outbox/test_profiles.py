@@ -86,6 +86,8 @@ class Story:
     answers: tuple[tuple[Answers, Verdict], ...]
 
 
+#: no answer of the provider's own, but of something on the way: a login page, nothing at all
+NOBODY_KNOWS_WHO = (an_answer(200), Answers(status=200, body=b"<html>Sign in</html>"))
 NO_KEY = ((an_answer(500), UNCERTAIN), (an_answer(409), DEAD), (an_answer(429), RETRY))
 STORIES = {
     "stripe": Story(
@@ -162,6 +164,7 @@ STORIES = {
             (an_answer(200, graphql_error("INTERNAL_SERVER_ERROR")), UNCERTAIN),
             (an_answer(200, graphql_error("IDEMPOTENCY_KEY_PARAMETER_MISMATCH")), DEAD),
             (an_answer(200, graphql_error("ACCESS_DENIED")), DEAD),
+            *((odd, UNCERTAIN) for odd in NOBODY_KNOWS_WHO),
         ),
     ),
     "resend": Story(
@@ -187,7 +190,12 @@ STORIES = {
             (an_answer(422, {"ErrorCode": 406}), DEAD),
             (an_answer(200, {"ErrorCode": 300}), DEAD),
             (an_answer(200, {"ErrorCode": 0}), DELIVERED),
-            (an_answer(200, [{"ErrorCode": 0}]), DELIVERED),
+            (an_answer(200, [{"ErrorCode": 0}, {"ErrorCode": 0}]), DELIVERED),
+            (an_answer(200, [{"ErrorCode": 406}, {"ErrorCode": 300}]), DEAD),
+            (an_answer(200, [{"ErrorCode": 0}, {"ErrorCode": 406}]), UNCERTAIN),
+            (an_answer(200, {"ID": 1234567}), DELIVERED),
+            (an_answer(200, {"Message": '"ErrorCode":1', "ErrorCode": 0}), DELIVERED),
+            *((odd, UNCERTAIN) for odd in NOBODY_KNOWS_WHO),
         ),
     ),
     "slack": Story(
@@ -197,6 +205,7 @@ STORIES = {
             (an_answer(200, {"ok": False, "error": "channel_not_found"}), DEAD),
             (an_answer(200, {"ok": False, "error": "ratelimited"}), RETRY),
             (an_answer(200, {"ok": False, "error": "fatal_error"}), UNCERTAIN),
+            *((odd, UNCERTAIN) for odd in NOBODY_KNOWS_WHO),
             (an_answer(500), UNCERTAIN),
         ),
     ),
