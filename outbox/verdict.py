@@ -1,15 +1,14 @@
 """What an answer, or its absence, says about a call: the whole table, and nothing but it."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal
 
 from outbox.backoff import RetryAfter, read_retry_after
 from outbox.entry import Verdict, bounded
+from outbox.reading import read_body
 
 Predicate = Callable[[int, Mapping[str, str], Any], bool]
 """Over status, headers (lower case) and body (JSON, else text); raising means "cannot say"."""
@@ -254,14 +253,14 @@ def _says(predicate: Predicate | None, answer: Answer) -> bool:
 
 def holds(predicate: Predicate, answer: Answer) -> bool | None:
     try:
-        return predicate(answer.status, _joined(answer.headers), _parse(answer.body))
+        return predicate(answer.status, _joined(answer.headers), read_body(answer.body))
     except Exception:  # noqa: BLE001  # the user's expression over a stranger's answer
         return None
 
 
 def parsed(answer: Answer) -> Any:
     """The body of *answer* as JSON with exact numbers, or else as text."""
-    return _parse(answer.body)
+    return read_body(answer.body)
 
 
 def _is_replay(answer: Answer, marker: Marker) -> bool:
@@ -275,7 +274,7 @@ def _named(answer: Answer, naming: Naming | None) -> str | None:
     if naming is None or not answer.complete:
         return None
     try:
-        return naming(answer.status, _joined(answer.headers), _parse(answer.body))
+        return naming(answer.status, _joined(answer.headers), read_body(answer.body))
     except Exception:  # noqa: BLE001  # the user's expression over a stranger's answer
         return None
 
@@ -285,16 +284,3 @@ def _joined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
     for name, value in lines:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
-
-
-def _parse(body: bytes) -> Any:
-    """*body* as JSON with exact numbers, or else as text."""
-    text = body.decode("utf-8", "replace")
-    try:
-        return json.loads(text, parse_float=Decimal, parse_constant=_refuse)
-    except (ValueError, RecursionError, ArithmeticError):  # the last: an exponent beyond Decimal's
-        return text
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)

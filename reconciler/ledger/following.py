@@ -18,7 +18,7 @@ from outbox.resting import OverrunError, Rested
 from outbox.store import outbox
 from outbox.verdict import Answer, Reply, parsed
 from reconciler import database, transactions
-from reconciler.exact_json import Json
+from reconciler.exact_json import Json, require_json
 from reconciler.expressions import CaseInsensitive
 from reconciler.ledger.alerts import hour_of, met, tell
 from reconciler.ledger.calls import CallError
@@ -78,7 +78,7 @@ async def run_delivered(connection: AsyncConnection, rules: Rules, one: Rested) 
             raise CallError("it was not run: those before it took too long")
         if needs_an_answer(step) and not has_an_answer(one):
             raise CallError("it wants the answer, and there is none that is whole")
-        values = step.values(names_of(one))
+        values = values_of(step, one)
         async with connection.begin_nested():
             await database.prepare_transaction(
                 connection, statement_timeout=STATEMENT_WITHIN, search_path=rules.search_path
@@ -90,13 +90,29 @@ async def run_delivered(connection: AsyncConnection, rules: Rules, one: Rested) 
         fault = f"{type(error.orig).__name__}: {transactions.told(error)}"
     except UNUSABLE as error:
         fault = str(error)
-    except UnicodeEncodeError:  # what was answered need not be fit for a database
-        fault = "the answer holds half of a surrogate pair"
     else:
         return
     log.error("ledger.delivered_failed", where=step.where, entry=str(one.id), reason=fault)
     told = bounded(f"delivered, and {step.where} failed: {fault}")
     await connection.execute(update(outbox).where(outbox.c.id == one.id).values(last_error=told))
+
+
+def values_of(step: ApplyStep, one: Rested) -> Mapping[str, str | None]:
+    """
+    What the parameters are for *one*.
+
+    Raises one of UNUSABLE. An answer is a stranger's: whatever in it cannot be used must fail
+    here, and neither at the database nor beyond the one statement that wanted it.
+    """
+    try:
+        values = step.values(names_of(one))
+        for value in values.values():
+            require_json(value)
+    except UNUSABLE:
+        raise
+    except Exception as error:  # noqa: BLE001  # the user's expression over a stranger's answer
+        raise CallError(f"its values cannot be made: {type(error).__name__}") from None
+    return values
 
 
 def has_an_answer(one: Rested) -> bool:
@@ -118,7 +134,9 @@ def names_of(one: Rested) -> dict[str, Any]:
             body = parsed(one.answer) if complete else None
             return {**names, "status": status, "headers": CaseInsensitive(headers), "body": body}
         case Reply(status=status, text=text):
-            return {**names, "status": status, "headers": CaseInsensitive(), "body": text}
+            # bytes that are no UTF-8 stand in it as half characters
+            words = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            return {**names, "status": status, "headers": CaseInsensitive(), "body": words}
         case None:
             return {**names, "status": None, "headers": CaseInsensitive(), "body": None}
 
