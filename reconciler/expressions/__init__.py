@@ -8,6 +8,7 @@ numbers are int or Decimal, no function can be called, and nothing takes long or
 
 from reconciler.expressions.errors import ExpressionError, ExpressionSyntaxError
 from reconciler.expressions.filters import FILTERS, TESTS
+from reconciler.expressions.meaning import PlainText
 from reconciler.expressions.names import (
     ANSWER_NAMES,
     BECOMES_NAMES,
@@ -48,6 +49,7 @@ __all__ = [
     "ExpressionSyntaxError",
     "JsonTemplate",
     "PathTemplate",
+    "PlainText",
     "Template",
     "compile_expression",
     "compile_json",

@@ -20,12 +20,25 @@ _WORDS = (
 _EXACT = Context(prec=8 * MAX_DIGITS, traps=[InvalidOperation, DivisionByZero, Overflow])
 
 
+class PlainText(str):
+    """
+    A text in a place where others may have meant an object.
+
+    To ask it for a member is an error and not null: `not body.error` holds for every page that
+    some proxy answers instead of the API, and `body.ok` for none of them.
+    """
+
+    __slots__ = ()
+
+
 def member(value: Json, name: Json) -> Json:
     """Look up a member of an object or an item of a list; everything else has none: null."""
     if isinstance(value, Mapping):
         return value.get(name) if isinstance(name, str) else None
     if isinstance(value, list) and type(name) is int and -len(value) <= name < len(value):
         return value[name]
+    if isinstance(value, PlainText):
+        raise MeaningError("a text has no members")
     return None
 
 

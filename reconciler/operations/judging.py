@@ -4,17 +4,30 @@ from collections.abc import Mapping
 
 from outbox.verdict import Marker, Naming
 from reconciler.exact_json import Json
-from reconciler.expressions import CaseInsensitive, Expression
+from reconciler.expressions import CaseInsensitive, Expression, ExpressionError, PlainText
 
 
 class Judging:
-    """An expression over an answer, as the relay asks it: status, headers, body read as JSON."""
+    """
+    An expression over an answer, as the relay asks it: status, headers, body read as JSON.
+
+    Raises ExpressionError where it cannot be decided. So it is where it looks for members in a
+    body that is no JSON, unless it knows such bodies, by naming the whole, and holds.
+    """
 
     def __init__(self, expression: Expression) -> None:
         self.expression = expression
+        self.knows_texts = ("body",) in expression.paths
 
     def __call__(self, status: int, headers: Mapping[str, str], body: Json) -> bool:
-        return self.expression.truth(_names(status, headers, body))
+        if not isinstance(body, str):
+            return self.expression.truth(_names(status, headers, body))
+        try:
+            return self.expression.truth(_names(status, headers, PlainText(body)))
+        except ExpressionError:
+            if self.knows_texts and self.expression.truth(_names(status, headers, body)):
+                return True
+            raise
 
 
 def marking(expression: Expression) -> Marker:
