@@ -21,7 +21,19 @@ Command = Callable[..., Any]
 
 def reason_option(*, required: bool = False) -> Callable[[Command], Command]:
     told = "Why; it is written down beside the act."
-    return click.option("--reason", required=required, metavar="TEXT", help=told)
+    return click.option(
+        "--reason",
+        required=required,
+        metavar="TEXT",
+        help=told,
+        callback=_said if required else None,
+    )
+
+
+def _said(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not value.strip():
+        raise click.BadParameter("it says nothing")
+    return value
 
 
 def yes_option(command: Command) -> Command:

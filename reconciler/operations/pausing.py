@@ -33,9 +33,11 @@ async def pause(order: Order, meant: Meant) -> list[Item]:
     """
     Send no more of what is *meant*, from the next lease of every relay.
 
-    Raises UsageError for names that nobody configured: a pause of them would stop nothing.
+    Raises UsageError for names that nobody configured, and for an effect that goes elsewhere: a
+    pause of them would stop nothing.
     """
-    places = to_pause(order.assembly.loaded.settings, meant)
+    settings = order.assembly.loaded.settings
+    places = to_pause(settings, meant)
 
     async def work(connection: AsyncConnection) -> list[Item]:
         items = []
@@ -46,12 +48,21 @@ async def pause(order: Order, meant: Meant) -> list[Item]:
             if new:
                 await _note(connection, order, "outbox.pause", destination, effect)
             standing = await pausing.standing(connection, destination, effect=effect)
+            waiting = await _waiting(connection, destination, effect)
+            elsewhere = settings.effects.get(effect)
+            if new and not waiting and elsewhere and elsewhere.destination != destination:
+                # One that once went there may have entries left; else it would stop nothing.
+                raise UsageError(
+                    f"{effect} goes to {elsewhere.destination}, and nothing of it waits for"
+                    f" {destination}",
+                    hint=f"`--effect {effect}` alone pauses it",
+                )
             items.append(
                 {
                     **_place(destination, effect),
                     "result": "paused" if new else "already_paused",
                     **{name: standing and standing[name] for name in TOLD},
-                    "waiting": await _waiting(connection, destination, effect),
+                    "waiting": waiting,
                 }
             )
         return items

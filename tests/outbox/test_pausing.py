@@ -25,6 +25,9 @@ secrets = ["env:SECRET"]
 [destinations.payments]
 base_url = "https://api.payments.example"
 
+[destinations.desk]
+base_url = "https://desk.example"
+
 [effects.capture]
 on = ["shop:paid"]
 destination = "payments"
@@ -108,9 +111,13 @@ async def test_an_effect_is_paused_where_it_goes_and_names_are_held_against_the_
     for wrong in (["--destination", "paymnets"], ["--effect", "captrue"], []):
         refused = await command("outbox", "pause", *wrong, *why, as_json=False)
         assert 2 == refused.exit_code, refused.output
-    assert (
-        2 == (await command("outbox", "pause", "--effect", "capture", as_json=False)).exit_code
-    ), "without a reason"
+    for reason in ([], ["--reason", " "]):
+        without = await command("outbox", "pause", "--effect", "capture", *reason, as_json=False)
+        assert 2 == without.exit_code, without.output
+    elsewhere = ["--destination", "desk", "--effect", "capture"]
+    refused = await command("outbox", "pause", *elsewhere, *why, as_json=False)
+    assert (2, True) == (refused.exit_code, "capture goes to payments" in refused.output)
+    assert [] == await noted(world.engine)
 
     code, said = await command("outbox", "pause", "--effect", "capture", *why)
     (item,) = said["items"]
