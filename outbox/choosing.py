@@ -37,6 +37,12 @@ async def count(connection: AsyncConnection, **said: Any) -> int:
     return await connection.scalar(select(func.count()).where(*_meant(**said))) or 0
 
 
+async def destinations(connection: AsyncConnection, **said: Any) -> list[str]:
+    """Where the entries that *said* means go, as in `find`."""
+    found = await connection.scalars(select(outbox.c.destination).where(*_meant(**said)).distinct())
+    return sorted(found)
+
+
 async def count_about(
     connection: AsyncConnection, sender: str, kind: str, key: str
 ) -> dict[str, int]:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import RowMapping, and_, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, RowMapping, and_, func, insert, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.choosing import find
@@ -56,7 +56,8 @@ async def begin(  # noqa: PLR0913  # the columns of a run
     Ask for the redriving of what is *chosen*, *rate* entries a second.
 
     *chosen* are arguments of `choosing.find` (moments in ISO format), `limit` (how many at the
-    most, or null) and `out_of_order`. What stops from now on is not meant.
+    most, or null), `out_of_order` and `needs`: destinations that whoever works it off must know.
+    What stops from now on is not meant.
     """
     made = await connection.execute(
         insert(redrive_runs)
@@ -100,10 +101,11 @@ async def listed(
     return list((await connection.execute(statement)).mappings())
 
 
-async def soonest(connection: AsyncConnection) -> float | None:
-    """Seconds until the next batch of some run is due; None: nothing runs."""
+async def soonest(connection: AsyncConnection, *, known: Collection[str]) -> float | None:
+    """Seconds until the next batch of a run at *known* destinations is due; None: there is none."""
     left = func.extract("epoch", func.min(redrive_runs.c.due_at) - func.clock_timestamp())
-    found = await connection.scalar(select(left).where(redrive_runs.c.state == RUNNING))
+    running = redrive_runs.c.state == RUNNING
+    found = await connection.scalar(select(left).where(running, _is_known(known)))
     return None if found is None else float(found)
 
 
@@ -117,11 +119,13 @@ async def work_off(
     """
     One batch of the run that is due, if one is; others skip the run that we hold.
 
-    *key_lives* and *passing* as in `redrive`; *noted* writes down what was done, beside it.
+    *key_lives* and *passing* as in `redrive`; *noted* writes down what was done, beside it. A run
+    at destinations that we do not know is left to those who do.
     """
+    is_due = and_(redrive_runs.c.state == RUNNING, redrive_runs.c.due_at <= func.clock_timestamp())
     due = (
         select(redrive_runs)
-        .where(redrive_runs.c.state == RUNNING, redrive_runs.c.due_at <= func.clock_timestamp())
+        .where(is_due, _is_known(key_lives))
         .order_by(redrive_runs.c.due_at)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -131,6 +135,7 @@ async def work_off(
         return None
     chosen = dict(run["chosen"])
     limit, out_of_order = chosen.pop("limit"), chosen.pop("out_of_order")
+    chosen.pop("needs", None)
     if (name := chosen.get("destination")) and await _is_full(connection, name):
         await _advance(connection, run, wait=FULL, after=run["after"])
         return Batch(run=run["id"], redriven=0, refused={}, over=False)
@@ -193,6 +198,12 @@ def read(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MOMENTS = ("since", "before", "asked_since", "asked_before")
+
+
+def _is_known(destinations: Collection[str]) -> ColumnElement[bool]:
+    """Whether a run needs no other than these: who does not know one would refuse its entries."""
+    needs = redrive_runs.c.chosen["needs"]
+    return or_(needs.is_(None), needs.contained_by(sorted(destinations)))
 
 
 async def _is_full(connection: AsyncConnection, destination: str) -> bool:

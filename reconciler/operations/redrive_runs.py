@@ -59,6 +59,10 @@ async def begin(
     chosen |= {"limit": limit, "out_of_order": order.out_of_order}
 
     async def work(connection: AsyncConnection) -> Item:
+        with taking_up_to(connection, CHOSEN_WITHIN):
+            places = await choosing.destinations(connection, **asdict(filters))
+        # A replica that does not know a place of these must not be the one that refuses it.
+        chosen["needs"] = [name for name in places if name in order.assembly.destinations]
         run = await redrive_runs.begin(
             connection,
             chosen=chosen,
@@ -163,7 +167,10 @@ async def _batch(
         batch = await redrive_runs.work_off(
             connection, key_lives=lives, passing=passing, noted=_noted
         )
-    return batch, await redrive_runs.soonest(connection)
+    soonest = await redrive_runs.soonest(connection, known=lives)
+    if batch is None and soonest is not None and soonest <= 0:
+        soonest = None  # another process is at it
+    return batch, soonest
 
 
 async def _noted(connection: AsyncConnection, run: RowMapping, handled: Sequence[Handled]) -> None:

@@ -59,9 +59,9 @@ async def the_run(world):
         return one
 
 
-async def at_work(world, tmp_path, stop, **how):
+async def at_work(world, tmp_path, stop, *, file="reconciler.toml", **how):
     """What the relay role of one replica does about bulk redrives."""
-    assembly = assemble(tmp_path / "reconciler.toml", environ={})
+    assembly = assemble(tmp_path / file, environ={})
 
     async def may(_):
         return True
@@ -112,6 +112,40 @@ async def test_many_are_redriven_in_the_background_by_whatever_relays_run(world,
     assert ("done", 200, 0) == tuple(
         shown["items"][0][name] for name in ("state", "redriven", "left")
     )
+
+
+async def test_a_replica_that_does_not_know_the_destination_leaves_it_to_those_that_do(
+    world, command, database_url, tmp_path
+):
+    """
+    In the middle of an upgrade one replica has a configuration without `payments`. It has all
+    the time in the world, and refuses nothing; the other redrives every entry.
+    """
+    other = CONFIGURATION.replace("payments]", "ledger]").format(url=database_url)
+    (tmp_path / "other.toml").write_text(other)
+    await dead(world, range(1, 11))
+    await command("--effect", "capture", "--rate", "1000/s", "--yes")
+    beats, looked, stop = 0, asyncio.Event(), asyncio.Event()
+
+    def beat():
+        nonlocal beats
+        beats += 1
+        if beats == 2:
+            looked.set()
+
+    async with asyncio.TaskGroup() as replicas:
+        replicas.create_task(at_work(world, tmp_path, stop, file="other.toml", beat=beat))
+        await looked.wait()
+        assert ("running", 0, 0) == await standing_of(world)
+        replicas.create_task(at_work(world, tmp_path, stop))
+        await until(due(world))
+        stop.set()
+    assert ("done", 10, 0) == await standing_of(world)
+
+
+async def standing_of(world):
+    run = await the_run(world)
+    return run["state"], run["redriven"], run["refused"]
 
 
 ACTS = """select action, reason, count(distinct coalesce(subject ->> 'entry_id', 'the run'))
