@@ -91,7 +91,8 @@ class Listener:
         """Whether a connection to *address*, at the same port, could end at this listener."""
         if self.host is None or self.host.is_unspecified:
             return address.is_loopback or address.is_unspecified
-        return address == self.host
+        # 0.0.0.0 and :: lead to this machine's loopback where somebody connects to them
+        return address == self.host or (address.is_unspecified and self.host.is_loopback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

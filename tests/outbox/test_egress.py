@@ -84,6 +84,8 @@ def test_our_own_listeners_are_never_reached():
     assert refusal("127.0.0.1", 3001, one) is None
     assert refusal("127.0.0.2", 3000, one) is None
     assert "listen ourselves" in refusal("127.0.0.2", 3001, all_of_them)
+    for anywhere in ("0.0.0.0", "::", "::ffff:0.0.0.0"):  # noqa: S104  # they lead to loopback
+        assert "listen ourselves" in refusal(anywhere, 3000, one)
 
 
 @pytest.mark.parametrize(
