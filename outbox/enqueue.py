@@ -189,6 +189,7 @@ def _row(
         "id": str(id_),
         "ordered": entry.ordered and entry.lane is None,
         "lane_position": lane_position,
+        "idempotent": entry.idempotent and bool(entry.idempotency_key or entry.fault),
         "headers": dict(entry.headers),
         "found": entry.found,
         "happened_at": None if entry.happened_at is None else entry.happened_at.isoformat(),

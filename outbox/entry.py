@@ -107,7 +107,8 @@ class NewEntry:
     """
     One call to be made, as `enqueue` takes it.
 
-    *idempotency_key* is final (see `outgoing_key`). *skip* says why the call is recorded but
+    *idempotency_key* is final (see `outgoing_key`); without one the call is not idempotent,
+    whatever *idempotent* says. *skip* says why the call is recorded but
     never made; *fault* says why it could not be rendered, in which case what makes up the
     request may be missing. Neither uses up the key.
     """

@@ -10,6 +10,8 @@ import psycopg
 import pytest
 
 import outbox
+from tests.outbox.pretend import Misbehaves
+from tests.outbox.world import an_entry
 
 pytestmark = pytest.mark.anyio
 
@@ -73,3 +75,15 @@ def test_every_public_name_is_there_and_no_other():
         _ = outbox.reconciler
     page = PAGE.read_text()
     assert all(name in page for name in ("metadata", "enqueue", "redrive", "discard", "run_once"))
+
+
+@pytest.mark.parametrize("key", [None, ""])
+async def test_a_call_that_has_no_key_is_not_repeated_blindly(world, pretend, key):
+    """
+    Somebody's application gives no key and leaves the rest as it is. The answer is lost: under no
+    key the destination would perform the call a second time, so a person is asked.
+    """
+    pretend.behave = lambda _, __: Misbehaves("closes")
+    await world.enqueue(an_entry(idempotency_key=key))
+    await world.relay_once()
+    assert ["uncertain"] == await world.states()
