@@ -28,7 +28,14 @@ from reconciler.cli.shared import (
 if TYPE_CHECKING:
     from reconciler.settings import Settings
 
-COLUMNS = ("created_at", "state", "attempts", "effect", "destination", "key", "id", "last_error")
+COLUMNS = ("created_at", "state", "attempts", "effect", "destination", "key")
+#: shown to people only where they say something
+SILENT = frozenset(
+    {
+        *("part", "repetition", "ordered", "call_open", "redriven", "refusals"),
+        *("attempts_before", "hold_after_dead", "looks"),
+    }
+)
 STATES = tuple(state.value for state in State)
 
 
@@ -87,8 +94,11 @@ def list_(
     if as_json:
         emit(found)
         return
-    rows = [(*(item[name] for name in COLUMNS), what_for(item)) for item in found["items"]]
-    table(rows, head=(*COLUMNS, "waiting for"), drop_empty=True)
+    table(
+        [row(item) for item in found["items"]],
+        head=(*COLUMNS, "to", "id", "last_error", "waiting for"),
+        drop_empty=True,
+    )
     if found["next"]:
         click.echo(f"more: --after {found['next']}", err=True)
 
@@ -118,10 +128,13 @@ def show(*, entry_id: str, config: Path | None, as_json: bool) -> None:
         elif name == "paused":
             if value:
                 click.echo(f"{name:<18} {since(found[name])}")
-        elif name != "attempts":
+        elif name != "attempts" and not is_silent(name, value):
             click.echo(f"{name:<18} {printable(value)}")
     head = ("attempt", "started_at", "finished_at", "verdict", "status", "error")
     click.echo()
+    if not found["attempts"]:
+        click.echo("no attempt was made")
+        return
     table([tuple(attempt[name] for name in head) for attempt in found["attempts"]], head=head)
 
 
@@ -158,6 +171,23 @@ async def shown(config: Path | None, entry_id: str) -> dict[str, Any]:
 def holding(settings: "Settings") -> list[str]:
     """Destinations where a dead entry holds those behind it."""
     return [name for name, one in settings.destinations.items() if one.after_dead == "hold"]
+
+
+def is_silent(name: str, value: object) -> bool:
+    """
+    Whether a line about it would tell a person nothing.
+
+    >>> is_silent("due_at", None), is_silent("looks", 0), is_silent("idempotent", False)
+    (True, True, False)
+    """
+    return value is None or (name in SILENT and value in (0, "0"))
+
+
+def row(item: dict[str, Any]) -> tuple[Any, ...]:
+    """An entry in a table; of a mail that follows from no resource the recipient tells it apart."""
+    to = item["path"] if item["method"] == "MAIL" else None
+    facts = (item[name] for name in COLUMNS)
+    return (*facts, to, item["id"], item["last_error"], what_for(item))
 
 
 def what_for(item: dict[str, Any]) -> str:

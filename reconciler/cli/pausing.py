@@ -18,6 +18,7 @@ from reconciler.cli.shared import (
     reports_errors,
     run,
 )
+from reconciler.cli.terminal import say
 
 Command = Callable[..., Any]
 
@@ -92,7 +93,7 @@ def done(
         emit({"items": items, "counts": counts, "dry_run": dry_run, "next": None})
         return
     for item in items:
-        click.echo(sentence(item, dry_run=dry_run))
+        say(sentence(item, dry_run=dry_run))
     if dry_run:
         click.echo("rolled back: nothing was kept")
 

@@ -10,6 +10,7 @@ import click
 from reconciler.cli.acting import actor
 from reconciler.cli.redriving import acted, entries, filters_of
 from reconciler.cli.shared import brief, counted, printable, table
+from reconciler.cli.terminal import say
 
 AT_ONCE = 100  #: as many, chosen without a rate, are redriven by the command itself
 PREVIEWED = 1000  #: of a dry run at the most
@@ -121,12 +122,12 @@ def show(found: dict[str, Any]) -> None:
     if not found["items"]:
         click.echo("no bulk redrive was ever asked for")
         return
-    head = ("run", "state", "redriven", "refused", "left", "rate", "started_at", "by", "reason")
+    head = ("run", "state", "redriven", "refused", "of", "rate", "started_at", "by", "reason")
     table([row(item) for item in found["items"]], head=head)
 
 
 def row(item: dict[str, Any]) -> tuple[Any, ...]:
-    counts = (item["redriven"], item["refused"], item["left"])
+    counts = (item["redriven"], item["refused"], item["total"])
     by = (item["actor"], item["reason"] or "")
     return (item["id"], item["state"], *counts, f"{item['rate']:g}/s", item["started_at"], *by)
 
@@ -163,11 +164,11 @@ def lasting(seconds: float) -> str:
 
 def begun(item: dict[str, Any]) -> None:
     """Say what was asked for, and how to follow and to stop it."""
-    click.echo(
+    say(
         f"redrive run {item['id']}: {entries(item['total'])} at {item['rate']:g}/s, about"
         f" {lasting(item['total'] / item['rate'])}; relays work it off, what is live goes first"
     )
-    click.echo(
+    say(
         f"follow it by `reconciler outbox redrive --status`, end it by `--stop {item['id']}`",
         err=True,
     )
@@ -177,11 +178,11 @@ def told(found: dict[str, Any]) -> None:
     """Say what a stop came to."""
     (item,) = found["items"]
     if item["result"] == "was_over":
-        click.echo(f"nothing to stop: {progress(item)}")
+        say(f"nothing to stop: {progress(item)}")
         return
-    click.echo(progress(item))
+    say(progress(item))
     if found["dry_run"]:
         click.echo("rolled back: nothing was kept")
         return
     gone = counted(item["redriven"], "redriven call")
-    click.echo(f"{gone} may still be waiting: `reconciler outbox pause` holds them back", err=True)
+    say(f"{gone} may still be waiting: `reconciler outbox pause` holds them back", err=True)

@@ -29,6 +29,7 @@ from reconciler.cli.shared import (
     reports_errors,
     run,
 )
+from reconciler.cli.terminal import say
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -196,9 +197,9 @@ def show(items: Items, *, done: str, err: bool = False) -> None:
         what = "" if item["effect"] is None else f"  {item['effect']} at {item['destination']}"
         about = "" if item["key"] is None else f" about {item['kind']} {printable(item['key'])}"
         if item["result"] == "refused":
-            click.echo(f"{item['id']}{what}{about}  refused: {printable(item['why'])}", err=err)
+            say(f"{item['id']}{what}{about}  refused: {printable(item['why'])}", err=err)
             continue
-        click.echo(f"{item['id']}{what}{about}  {done}; it {was} {item['state']}", err=err)
+        say(f"{item['id']}{what}{about}  {done}; it {was} {item['state']}", err=err)
         if item["call_open"]:
             click.echo("  a call of it is under way: if it succeeds, it is delivered", err=err)
     if len(items) != 1:

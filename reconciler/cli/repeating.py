@@ -18,6 +18,7 @@ from reconciler.cli.shared import (
     reports_errors,
     run,
 )
+from reconciler.cli.terminal import say
 from reconciler.errors import NeedsDecisionError
 
 
@@ -104,7 +105,9 @@ async def repeated(
             if preview["new"] is None:
                 return preview
             show(preview, done="would be repeated", err=True)
-            typed = click.prompt("Type the id to make this call again", default="", err=True)
+            typed = click.prompt(
+                "Type the id to make this call again", default="", show_default=False, err=True
+            )
             if not is_same(typed, entry_id):
                 return None
         return await go(dry=dry_run)
@@ -127,12 +130,10 @@ def show(item: dict[str, Any], *, done: str, err: bool = False) -> None:
     told = plain(item)
     what = "" if told["effect"] is None else f"  {told['effect']} at {told['destination']}"
     if told["new"] is None:
-        click.echo(f"{told['id']}{what}  refused: {printable(told['why'])}", err=err)
+        say(f"{told['id']}{what}  refused: {printable(told['why'])}", err=err)
         return
     was = "is" if done.startswith("would") else "was"
-    click.echo(f"{told['id']}{what}  {done}; it {was} {told['state']}, and stays so", err=err)
-    click.echo(
-        f"  as {told['new']['id']}, key {printable(told['new']['idempotency_key'])}", err=err
-    )
+    say(f"{told['id']}{what}  {done}; it {was} {told['state']}, and stays so", err=err)
+    say(f"  as {told['new']['id']}, key {printable(told['new']['idempotency_key'])}", err=err)
     if told["call_open"]:
         click.echo("  a call of the first is under way still", err=err)

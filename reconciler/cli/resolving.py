@@ -19,6 +19,7 @@ from reconciler.cli.shared import (
     reports_errors,
     run,
 )
+from reconciler.cli.terminal import say
 
 
 @click.command("resolve")
@@ -73,10 +74,10 @@ def show(items: Items, *, dry_run: bool) -> None:
     for item in plain(items):
         what = "" if item["effect"] is None else f"  {item['effect']} at {item['destination']}"
         if item["result"] == "refused":
-            click.echo(f"{item['id']}{what}  refused: {printable(item['why'])}")
+            say(f"{item['id']}{what}  refused: {printable(item['why'])}")
             continue
         would = "would be " if dry_run else ""
-        click.echo(f"{item['id']}{what}  {would}{item['became']}: {printable(item['because'])}")
+        say(f"{item['id']}{what}  {would}{item['became']}: {printable(item['because'])}")
         if item["call_open"]:
             click.echo("  a call of it is under way: if it succeeds, it is delivered")
     if dry_run:

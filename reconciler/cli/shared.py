@@ -17,6 +17,7 @@ from uuid import UUID
 import click
 
 from reconciler import exact_json
+from reconciler.cli.terminal import folded, room
 from reconciler.errors import DatabaseAwayError, ReconcilerError
 
 SCHEMA = "reconciler.cli/1"
@@ -143,17 +144,16 @@ def table(rows: list[tuple[Any, ...]], *, head: tuple[str, ...], drop_empty: boo
     """
     Print *rows* under *head*, columns as wide as they need to be; what may be long goes last.
 
-    *drop_empty* leaves out the columns in which no row has anything.
+    What does not fit into the terminal goes below. *drop_empty* leaves out the columns in which
+    no row has anything.
     """
     if drop_empty and rows:
         kept = [at for at in range(len(head)) if any(row[at] not in (None, "") for row in rows)]
         head = tuple(head[at] for at in kept)
         rows = [tuple(row[at] for at in kept) for row in rows]
     cells = [head, *[tuple("" if cell is None else brief(cell) for cell in row) for row in rows]]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(head))]
-    for row in cells:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo(line.rstrip())
+    for line in folded(cells, width=room()):
+        click.echo(line)
 
 
 def brief(value: object) -> str:

@@ -19,6 +19,7 @@ from reconciler.cli.shared import (
     run,
     table,
 )
+from reconciler.cli.terminal import say
 
 
 @click.command("status")
@@ -96,7 +97,7 @@ def show(found: dict[str, Any]) -> None:
     if held:
         click.echo()
         for line in held:
-            click.echo(line)
+            say(line)
 
 
 def standing(name: str, one: dict[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from reconciler.cli.shared import (
     reports_errors,
     run,
 )
+from reconciler.cli.terminal import say
 
 
 @click.command("why")
@@ -67,10 +68,10 @@ def show(found: dict[str, Any]) -> None:
         click.echo(f"... {found['omitted']} earlier events and effects; --limit shows more\n")
     for moment in found["moments"]:
         at = brief(moment["at"])
-        click.echo(f"{at}  {moment['what']:<10}  {printable(moment['text'])}")
+        say(f"{at}  {moment['what']:<10}  {printable(moment['text'])}", indent=34)
     held = found["held"]
     if held is not None:
         click.echo(f"\nstate       {printable(held['state'])}")
     if found["moments"]:
         click.echo()
-    click.echo(printable(found["sentence"]))
+    say(printable(found["sentence"]), indent=0)

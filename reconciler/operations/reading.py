@@ -192,7 +192,10 @@ def entry_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not the id of an outbox entry") from None
+        raise UsageError(
+            f"{text!r} is not the id of an outbox entry",
+            hint="`reconciler outbox list` shows their ids; one has to be given whole",
+        ) from None
 
 
 async def show_outbox(
