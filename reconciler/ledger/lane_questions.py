@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from reconciler.errors import Problem
 from reconciler.ledger.causes import PATH_NAMES
@@ -52,6 +52,18 @@ def lanes_of_one(effect: Effect) -> Iterator[str]:
             f"the lane names {', '.join(unlike)}, which a webhook and a correction of the same"
             f" change do not share; name what they do share, like {EXAMPLE}"
         )
+
+
+def lane_worries(effects: Iterable[Effect]) -> Iterator[Problem]:
+    """Find lanes in which a newer call is allowed, and probably not meant, to discard another."""
+    for effect in {each.name: each for each in effects}.values():
+        wide = effect.lane is not None and "key" not in effect.lane.names
+        if effect.supersedes and effect.gate.changes and wide:
+            message = (
+                "the lane does not name {{ key }}: a newer call about one resource discards what"
+                f" waits about another; name it, like {EXAMPLE}, unless the newest call tells all"
+            )
+            yield Problem(key=f"effects.{effect.name}.supersedes", message=message)
 
 
 EXAMPLE = '"order:{{ key }}"'

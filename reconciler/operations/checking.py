@@ -13,6 +13,7 @@ from reconciler import database
 from reconciler.egress import egress_of, listeners_of
 from reconciler.errors import ConfigError, Problem, ReconcilerError
 from reconciler.ledger import user_sql
+from reconciler.ledger.lane_questions import lane_worries
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.opening import opened
 from reconciler.polling import single
@@ -36,9 +37,9 @@ async def check(
     except ConfigError as error:
         found = error.problems or (Problem(key="", message=str(error)),)
         return {"problems": told(found), "warnings": [], "online": []}
-    warnings = told(
-        assembly.loaded.place(lint(assembly.loaded.settings, secrets=assembly.loaded.secrets))
-    )
+    effects = (each for sender in assembly.rules.senders.values() for each in sender.effects)
+    worries = lint(assembly.loaded.settings, secrets=assembly.loaded.secrets)
+    warnings = told(assembly.loaded.place([*worries, *lane_worries(effects)]))
     if not online:
         return {"problems": [], "warnings": warnings, "online": []}
     async with aclosing(assembly):

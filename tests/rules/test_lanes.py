@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from reconciler.ledger.handlers import handler
+from reconciler.ledger.lane_questions import lane_worries
 from reconciler.ledger.reactions import react
 
 from .shop import CAPTURE, PENDING, change, fact, problems_of, rows, rules_for
@@ -123,6 +124,20 @@ def test_what_orders_nothing_is_refused(words, key, said):
     found = problems_of(ALONE + words)
     assert [f"effects.sync.{key}"] == list(found)
     assert said in found[f"effects.sync.{key}"]
+
+
+@pytest.mark.parametrize(
+    ("lane", "worried"),
+    [
+        ("order:{{ key }}", []),
+        ("status:{{ state.status }}", ["effects.sync.supersedes"]),
+        ("status:{{ state.status }}:{{ key }}", []),
+    ],
+)
+def test_a_lane_in_which_one_resource_discards_another_deserves_a_second_look(lane, worried):
+    """What is newest of all paid orders would discard what waits about another: `check` warns."""
+    rules = rules_for(ALONE + f'lane = "{lane}"\nsupersedes = true\n')
+    assert worried == [each.key for each in lane_worries(rules.senders["shop"].effects)]
 
 
 def test_an_ordered_destination_is_order_enough():
