@@ -21,10 +21,7 @@ class FlowSettings(Section):
     concurrency: Int = Field(default=8, ge=1, le=256)
     """How many calls may be under way at once, over all replicas."""
     rate: Rate | None = None
-    """
-    How many calls it gets, over all replicas and effects, like `10/s`, and a quarter of it for as
-    long as a 429 asks; absent: any number.
-    """
+    """How many calls it gets, like `10/s`; a quarter of it while a 429 asks; absent: any number."""
     burst: Int | None = Field(default=None, ge=1, le=100_000)
     """How many of them at once after a quiet time; absent: what comes in a tenth of a second."""
     breaker: BreakerSettings = BreakerSettings()

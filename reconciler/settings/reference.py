@@ -32,7 +32,8 @@ def reference() -> Iterator[str]:
             yield "| key | type | default | meaning |"
             yield "|---|---|---|---|"
             for key, field in plain.items():
-                cells = (f"`{key}`", type_of(field), default_of(field), field.description or "")
+                told = " ".join((field.description or "").split())  # a row is one line
+                cells = (f"`{key}`", type_of(field), default_of(field), told)
                 yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
             yield ""
 

@@ -44,6 +44,21 @@ def test_the_shipped_example_is_right_and_gives_no_cause_for_worry():
     assert [] == lint(loaded.settings, secrets=loaded.secrets)
 
 
+def test_the_alert_of_the_shipped_example_only_has_to_be_uncommented(tmp_path):
+    """What is shown in comments is taken as it stands, beside all that is shown without."""
+    text = (config_directory() / "reconciler.toml").read_text(encoding="utf-8")
+    before, header, alert = text.partition("# [effects.alert]\n")
+    lines = [line.removeprefix("# ") for line in (header + alert).splitlines()]
+    main = tmp_path / "reconciler.toml"
+    main.write_text(before + "\n".join(lines), encoding="utf-8")
+    names = ("SHOP_SECRET", "SHOP_SECRET_OLD", "SHOP_API_TOKEN", "PAYMENTS_TOKEN", "MAIL_TOKEN")
+
+    loaded = assemble(main, environ={name: f"value-of-{name}" for name in names}).loaded
+
+    assert "alert" in loaded.settings.effects
+    assert [] == lint(loaded.settings, secrets=loaded.secrets)
+
+
 @pytest.mark.parametrize(
     "file", [*GOOD, *SHIPPED], ids=lambda file: f"{file.parent.name}-{file.stem}"
 )
