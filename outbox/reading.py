@@ -17,7 +17,7 @@ def read_body(body: bytes) -> Any:
     >>> read_body(b'{"fee": 0.30}'), read_body(b'{"fee": 1e999999999}')
     ({'fee': Decimal('0.30')}, '{"fee": 1e999999999}')
     """
-    text = body.decode("utf-8", "replace")
+    text = body.decode("utf-8-sig", "replace")  # some begin with a byte order mark (RFC 8259, 8.1)
     try:
         return json.loads(text, parse_float=_number, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -185,6 +185,13 @@ def test_success_when_is_the_whole_definition_of_success():
     assert DEAD == rule(Answer(status=409, headers=(), body=b"done"), rules).verdict
 
 
+def test_a_byte_order_mark_hides_no_success():
+    """As some servers write JSON; read as text it would be a failure, and the call `dead`."""
+    marked = b"\xef\xbb\xbf"
+    assert DELIVERED == rule(answer(200, marked + b'{"ok": true}'), JUDGED).verdict
+    assert DEAD == rule(answer(200, marked + b'{"ok": false}'), JUDGED).verdict
+
+
 def test_numbers_in_an_answer_are_exact():
     rules = AnswerRules(
         success_when=lambda _status, _headers, body: (
