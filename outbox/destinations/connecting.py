@@ -15,15 +15,38 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 """From a host and a port to its addresses, as text; OSError where there are none."""
 
 
+_asked: dict[tuple[asyncio.AbstractEventLoop, str, int], asyncio.Task[list[str]]] = {}
+
+
 async def resolved(host: str, port: int) -> list[str]:
-    """What the system's resolver says, whatever the spelling: `0x7f.1` is 127.0.0.1 as well."""
+    """
+    What the system's resolver says, whatever the spelling: `0x7f.1` is 127.0.0.1 as well.
+
+    A question takes a thread until it is answered, also when nobody waits for that any more, and
+    there are few. So who asks the same meanwhile gets the same answer: a name whose servers are
+    silent takes one thread, and not those of all other names.
+    """
     try:
         return [str(ipaddress.ip_address(host))]  # nothing to ask, and no thread to ask it in
     except ValueError:
         pass
+    at = (asyncio.get_running_loop(), host, port)
+    if (question := _asked.get(at)) is None:
+        question = _asked[at] = asyncio.create_task(_addresses(host, port))
+        question.add_done_callback(lambda done: _forget(at, done))
+    return await asyncio.shield(question)
+
+
+async def _addresses(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
+
+
+def _forget(at: tuple[asyncio.AbstractEventLoop, str, int], done: asyncio.Task[list[str]]) -> None:
+    _asked.pop(at, None)
+    if not done.cancelled():
+        done.exception()  # looked at, though nobody may wait for it any more
 
 
 async def allowed_addresses(
@@ -44,23 +67,30 @@ async def allowed_addresses(
 
 def opener(
     egress: Egress, *, resolve: Resolve = resolved
-) -> Callable[[str, int], Awaitable[socket.socket]]:
+) -> Callable[[str, int, float], Awaitable[socket.socket]]:
     """
-    What opens guarded connections for clients that take a socket.
+    What opens guarded connections, from a host, a port and the seconds that it may take.
 
-    It raises BlockedError, and OSError where no address of the host can be connected to.
+    It raises BlockedError, and OSError (TimeoutError is one) where no address of the host can be
+    connected to. Nothing has been sent by then.
     """
 
-    async def connected(host: str, port: int) -> socket.socket:
+    async def connected(host: str, port: int, seconds: float) -> socket.socket:
         loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        async with asyncio.timeout_at(until):
+            addresses = await allowed_addresses(host, port, egress, resolve=resolve)
         failed = OSError("the name has no address")
-        for address in await allowed_addresses(host, port, egress, resolve=resolve):
+        for number, address in enumerate(addresses):
+            # a first address that is dead leaves time for the others
+            share = max(0.001, until - loop.time()) / (len(addresses) - number)
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             opened = socket.socket(family, socket.SOCK_STREAM)
             opened.setblocking(False)
             try:
-                await loop.sock_connect(opened, (address, port))
-            except OSError as error:
+                async with asyncio.timeout(share):
+                    await loop.sock_connect(opened, (address, port))
+            except OSError as error:  # TimeoutError is one
                 opened.close()
                 failed = error
             except BaseException:

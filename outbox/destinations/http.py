@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 import ssl
 import zlib
 from base64 import b64encode
@@ -15,7 +14,7 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from outbox.destinations import Request
-from outbox.destinations.connecting import allowed_addresses
+from outbox.destinations.connecting import opener
 from outbox.destinations.exchange import Connection, Heard, Outgoing, opened
 from outbox.destinations.proxied import NotSentError, ProxiedLine, proxied
 from outbox.egress import PUBLIC, BlockedError, Egress
@@ -150,7 +149,7 @@ class HttpDestination:
         port = base.port or (443 if encrypted else 80)
         try:
             return await opened(
-                await _reached(host, port, self.egress, seconds=seconds),
+                await opener(self.egress)(host, port, seconds),
                 tls=self.tls if encrypted else None,
                 host=host,
             )
@@ -204,32 +203,6 @@ class HttpDestination:
 @lru_cache(maxsize=256)
 def _place(base_url: str) -> httpx.URL:
     return httpx.URL(base_url)
-
-
-async def _reached(host: str, port: int, egress: Egress, *, seconds: float) -> socket.socket:
-    """A socket that is connected to one of the addresses of *host* that the guard lets pass."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    failed: OSError = OSError("the name has no address")
-    addresses = await allowed_addresses(host, port, egress)
-    for number, address in enumerate(addresses):
-        # a first address that is dead leaves time for the others
-        share = max(0.001, until - loop.time()) / (len(addresses) - number)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        its_socket = socket.socket(family, socket.SOCK_STREAM)
-        its_socket.setblocking(False)
-        try:
-            async with asyncio.timeout(share):
-                await loop.sock_connect(its_socket, (address, port))
-        except OSError as error:  # TimeoutError is one
-            its_socket.close()
-            failed = error
-        except BaseException:
-            its_socket.close()
-            raise
-        else:
-            return its_socket
-    raise failed
 
 
 def _ended(heard: Heard, without_answer: str) -> Answer | Failure:

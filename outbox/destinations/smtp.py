@@ -14,15 +14,22 @@ from typing import Literal
 import aiosmtplib
 
 from outbox.destinations import CLOSING_LIMIT, Request
+from outbox.destinations.connecting import opener
 from outbox.destinations.http import WITHIN, Secret
-from outbox.egress import BlockedError
+from outbox.egress import BlockedError, Egress, read_networks
 from outbox.entry import bounded
 from outbox.mail import MAIL_FROM, METHOD, SMTPUTF8, message_id
 from outbox.verdict import Failure, Reply, Sent
 
 Tls = Literal["starttls", "implicit", "none"]
-Open = Callable[[str, int], Awaitable[socket.socket]]
-"""Connects to a host and port; OSError where that fails, BlockedError where it may not be."""
+Open = Callable[[str, int, float], Awaitable[socket.socket]]
+"""
+Connects to a host and port within so many seconds.
+
+OSError (TimeoutError is one) where that fails, BlockedError where it may not be.
+"""
+
+ANYWHERE = Egress(allowed=read_networks(["0.0.0.0/0", "::/0"]))
 
 # Of the time for one mail: what is slow before the end of the data is safe to repeat, and what is
 # slow after it is not. The answer to that end gets at least half.
@@ -121,8 +128,8 @@ class _Talk:
 
     async def connect(self) -> aiosmtplib.SMTP:
         there = self.destination
-        async with asyncio.timeout(self.seconds * CONNECTING):
-            opened = await (there.open or _open)(there.host, there.port)
+        open_ = there.open or opener(ANYWHERE)
+        opened = await open_(there.host, there.port, self.seconds * CONNECTING)
         self.connection = opened
         self.client = client = aiosmtplib.SMTP(
             hostname=there.host,
@@ -249,26 +256,6 @@ def _on_the_wire(request: Request, *, sender: str) -> bytes:
     if not message.endswith(b"\r\n"):
         message += b"\r\n"
     return re.sub(rb"(?m)^\.", b"..", message)
-
-
-async def _open(host: str, port: int) -> socket.socket:
-    """Connect to the first of *host*'s addresses that answers."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    failed: OSError | None = None
-    for family, kind, protocol, _, address in found:
-        connecting = socket.socket(family, kind, protocol)
-        connecting.setblocking(False)
-        try:
-            await loop.sock_connect(connecting, address)
-            return connecting  # noqa: TRY300
-        except OSError as error:
-            connecting.close()
-            failed = error
-        except BaseException:
-            connecting.close()
-            raise
-    raise failed or OSError("no address")
 
 
 def _own_name(connection: socket.socket) -> str:

@@ -1,8 +1,11 @@
 """The guard and the names of hosts: what a name means is judged, and who answers must be it."""
 
+import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -251,3 +254,66 @@ async def test_a_mail_server_is_found_past_the_same_guard(means):
             assert said.blocked
         assert heard == len(mails.heard)
         assert 1 == len(mails.taken)
+
+
+@contextmanager
+def dead(address: str, port: int) -> Iterator[None]:
+    """Nothing answers there, as where the way is broken: a queue that is full, and stays so."""
+    with ExitStack() as kept:
+        listener = kept.enter_context(socket.socket())
+        listener.bind((address, port))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = kept.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((address, port))
+        yield
+
+
+async def test_a_first_address_that_is_dead_leaves_time_for_the_next(pretend, means):
+    """A name with two addresses, of which the first is silent: calls and mails go to the second."""
+    means("two.example", ["127.0.0.2", "127.0.0.1"])
+    channel = to(pretend, "two.example")
+    with dead("127.0.0.2", int(port_of(pretend))):
+        said = await channel.send(a_request(), timeout=timedelta(seconds=1))
+    await channel.close()
+    assert isinstance(said, Answer)
+    async with MailServer() as mails:
+        there = SmtpDestination(host="two.example", port=mails.port, tls="none", open=opener(HERE))
+        with dead("127.0.0.2", mails.port):
+            said = await there.send(a_mail(), timeout=timedelta(seconds=4))
+    assert isinstance(said, Reply)
+    assert 1 == len(mails.taken)
+
+
+async def test_a_name_whose_servers_are_silent_holds_up_no_other_name(
+    pretend, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Forty calls ask for a name and wait in vain. That takes one thread of the few that there are,
+    and the calls to another name are made meanwhile; once the servers answer, so are theirs.
+    """
+    answers, real, asked = threading.Event(), socket.getaddrinfo, []
+
+    def resolver(host, port, *rest, **how):
+        if host == "silent.example":
+            asked.append(host)
+            answers.wait()
+        return real("127.0.0.1", port, *rest, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    silent, other = to(pretend, "silent.example"), to(pretend, "other.example")
+    try:
+        async with asyncio.TaskGroup() as calls:
+            vain = [
+                calls.create_task(silent.send(a_request(), timeout=timedelta(milliseconds=200)))
+                for _ in range(40)
+            ]
+            assert isinstance(await other.send(a_request(), timeout=SOON), Answer)
+        assert {Sent.NOT_SENT} == {failure.kind for task in vain if (failure := task.result())}
+        assert ["silent.example"] == asked
+    finally:
+        answers.set()
+    assert isinstance(await silent.send(a_request(), timeout=SOON), Answer)
+    for channel in (silent, other):
+        await channel.close()
