@@ -51,6 +51,7 @@ class Asked:
     permits: Sequence[Permit]
     soonest: float | None  #: seconds
     troubled: Collection[str]  #: destinations that failed lately: their next success counts
+    well: Collection[str]  #: the others that were asked for
 
 
 async def ask(connection: AsyncConnection, rates: Mapping[str, Rate | None]) -> Asked:
@@ -90,8 +91,11 @@ async def _asked(
     if unknown:
         await _know(connection, unknown)
         rows = await statement.rows(connection, rows=list(wanted))
+    troubled = {row.destination for row in rows if row.failures or row.breaker != CLOSED}
     permits, waits = [], []
     for row in rows:
+        if not row.due:
+            continue
         permit, wait = _permit(row, rates[row.destination])
         if permit is not None:
             permits.append(permit)
@@ -100,7 +104,8 @@ async def _asked(
     return Asked(
         permits=permits,
         soonest=min(waits, default=None),
-        troubled={row.destination for row in rows if row.failures or row.breaker != CLOSED},
+        troubled=troubled,
+        well=rates.keys() - troubled,
     )
 
 

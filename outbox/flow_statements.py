@@ -55,7 +55,12 @@ def _looks_due() -> Select[Any]:
 
 
 def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
-    """What is due, how its destination stands, and, where it may go, that row locked."""
+    """
+    What is due, how its destination stands, and, where it may go, that row locked.
+
+    Also how those stand that failed lately and for which nothing is due: calls of theirs may be
+    under way, and a success ends the row of failures.
+    """
     # Materialized: nothing is locked of a destination for which nothing is due.
     due = asked.cte("due").prefix_with("MATERIALIZED")
     wanted = or_(*(due.c[name] for name in those))
@@ -72,6 +77,7 @@ def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
     return (
         select(
             due,
+            wanted.label("due"),
             seen.c.destination.is_not(None).label("known"),
             locked.c.destination.label("locked"),
             whole.label("paused"),
@@ -82,7 +88,7 @@ def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
         .select_from(
             due.outerjoin(seen, seen.c.destination == due.c.destination).outerjoin(locked, true())
         )
-        .where(wanted)
+        .where(or_(wanted, seen.c.failures > 0))
     )
 
 

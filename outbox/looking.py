@@ -86,7 +86,6 @@ class Looker:
         """Take what is due at destinations that may be called; it counts as calls do."""
         rates = {name: self.destinations[name].rate for name in wanted}
         asked = await flow.ask_to_look(connection, list(wanted.values()), rates)
-        self.noting.learn(asked)
         may = {one.destination: one for one in asked.permits}
         if not may:
             return []

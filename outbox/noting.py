@@ -30,7 +30,7 @@ class Noting:
 
     def learn(self, asked: "flow.Asked") -> None:
         """What other processes found out meanwhile, of destinations that were asked about."""
-        self._troubled = set(asked.troubled)
+        self._troubled = (self._troubled - set(asked.well)) | set(asked.troubled)
 
     async def note(
         self, connection: AsyncConnection, marks: Sequence[Mark], unsent: Sequence[Leased]

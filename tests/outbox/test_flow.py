@@ -208,6 +208,37 @@ async def test_one_probe_over_all_relays_and_a_success_closes(world, pretend):
     assert 20 == (await world.states()).count("delivered")
 
 
+async def test_a_success_between_two_failures_counts_though_nothing_was_due_meanwhile(
+    world, pretend
+):
+    """In a row means in a row: of a destination at which nothing waits they are kept in mind too."""
+    world.set(breaker=Breaker(after=2, pause=timedelta(minutes=1), pause_max=timedelta(minutes=5)))
+    behaves = {"key_1": Misbehaves("answers_late"), "key_2": SICK, "key_3": SICK}
+    pretend.behave = lambda _number, call: behaves[call.key]
+    async with world.running() as running:
+        await world.enqueue(an_entry(1))
+        await world.until(lambda: pretend.in_flight == 1)
+        await world.enqueue(an_entry(2))
+        await world.until(lambda: failed(world, 1))
+        turns = running.turns
+        await world.until(lambda: running.turns > turns + 3)
+        pretend.release.set()
+        await world.until(lambda: delivered(world, 1))
+        await world.enqueue(an_entry(3))
+        await world.until(lambda: failed(world, 2))
+    flow = await flow_of(world)
+    assert ("closed", 1) == (flow.breaker, flow.failures)
+
+
+async def failed(world, number):
+    """Whether so many entries wait for a second attempt."""
+    return number == sum(one.refusals or one.last_error is not None for one in await world.entries())
+
+
+async def delivered(world, number):
+    return number == (await world.states()).count("delivered")
+
+
 async def test_a_probe_that_fails_waits_longer_for_the_next(world, pretend):
     world.set(breaker=BREAKER, concurrency=8)
     pretend.behave = in_turn(SICK)
