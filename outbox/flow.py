@@ -141,6 +141,11 @@ async def give_back(
     await GIVE_BACK.count(connection, rows=rows)
 
 
+async def lock(connection: AsyncConnection, names: Collection[str]) -> None:
+    """Lock the rows of destinations in one order, for whoever writes more than one of them."""
+    await STANDING.count(connection, rows=[{"destination": name} for name in sorted(names)])
+
+
 async def note(
     connection: AsyncConnection,
     seen: Sequence[Seen],

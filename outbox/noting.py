@@ -39,10 +39,13 @@ class Noting:
         given_back = Counter(
             one.destination for one in unsent if one.probe or one.destination in self._rated
         )
+        seen = [one.seen for one in marks if one.seen is not None]
         if given_back:
+            # Two relays that are stopped at once would wait for each other.
+            await flow.lock(connection, {*given_back, *(one.destination for one in seen)})
             probes = {one.destination for one in unsent if one.probe}
             await flow.give_back(connection, given_back, probes=probes)
-        return await self.note_seen(connection, [one.seen for one in marks if one.seen is not None])
+        return await self.note_seen(connection, seen)
 
     async def note_seen(self, connection: AsyncConnection, seen: Sequence[Seen]) -> list[Changed]:
         """

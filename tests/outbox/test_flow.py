@@ -12,13 +12,16 @@ from sqlalchemy import event, select, text
 from structlog.testing import capture_logs
 
 from outbox import relay
-from outbox.breaker import Breaker
+from outbox.breaker import Breaker, Seen
+from outbox.entry import uuid7
 from outbox.flow import Rate, tokens_at
 from outbox.flow_tables import destination_flow
+from outbox.noting import Noting
 from outbox.pausing import pause, paused, resume
 from outbox.store import outbox
 from outbox.waiting import Waits, standings, waiting_for
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
+from tests.outbox.test_redriving import blocked
 from tests.outbox.world import an_entry, run_sql
 
 pytestmark = pytest.mark.anyio
@@ -152,6 +155,44 @@ async def test_what_was_leased_and_not_sent_is_given_back_to_the_rate(world, pre
     assert 2.9 < (await flow_of(world)).tokens <= 3.1
 
 
+async def test_relays_that_are_stopped_at_once_never_deadlock(world):
+    """One gives back a call of the second destination and notes a failure of the first."""
+    names = ("ledger", "payments")
+    rated = {name: replace(world.destination, rate=Rate(per_second=1, burst=5)) for name in names}
+    seen = Seen(
+        destination="ledger",
+        entry=uuid7(),
+        trouble=True,
+        opens=False,
+        probe=False,
+        slowed=None,
+        reason="answered 503",
+    )
+    mark, unsent = SimpleNamespace(seen=seen), SimpleNamespace(destination="payments", probe=False)
+
+    async def note():
+        async with world.engine.begin() as connection:
+            await Noting(rated, random=lambda: 0.5).note(connection, [mark], [unsent])
+
+    await run_sql(
+        world.engine,
+        "insert into reconciler.destination_flow (destination, tokens, filled_at)"
+        " values ('ledger', 1, now()), ('payments', 1, now())",
+    )
+    async with world.engine.connect() as other, other.begin():
+        await other.execute(locked("ledger"))
+        noting = asyncio.create_task(note())
+        await blocked(world, unless=noting)
+        await other.execute(locked("payments"))
+        await other.commit()
+        await noting
+    assert 2.0 == (await flow_of(world)).tokens
+
+
+def locked(name):
+    return select(destination_flow).where(destination_flow.c.destination == name).with_for_update()
+
+
 async def test_nobody_waits_for_a_destination_that_another_relay_leases_for(world, pretend):
     """The row is locked by somebody who has stopped: others go on with what is not his."""
     await world.relay_once()
@@ -211,7 +252,7 @@ async def test_one_probe_over_all_relays_and_a_success_closes(world, pretend):
 async def test_a_success_between_two_failures_counts_though_nothing_was_due_meanwhile(
     world, pretend
 ):
-    """In a row means in a row: of a destination at which nothing waits they are kept in mind too."""
+    """In a row means in a row, though all that there is to call is under way or backs off."""
     world.set(breaker=Breaker(after=2, pause=timedelta(minutes=1), pause_max=timedelta(minutes=5)))
     behaves = {"key_1": Misbehaves("answers_late"), "key_2": SICK, "key_3": SICK}
     pretend.behave = lambda _number, call: behaves[call.key]
@@ -232,7 +273,9 @@ async def test_a_success_between_two_failures_counts_though_nothing_was_due_mean
 
 async def failed(world, number):
     """Whether so many entries wait for a second attempt."""
-    return number == sum(one.refusals or one.last_error is not None for one in await world.entries())
+    return number == sum(
+        one.refusals or one.last_error is not None for one in await world.entries()
+    )
 
 
 async def delivered(world, number):
