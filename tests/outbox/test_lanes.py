@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -108,6 +109,32 @@ async def test_mails_to_several_recipients_go_side_by_side(world, pretend):
     )
     await all_of_it(world)
     assert ["uncertain", "delivered", "pending"] == await world.states()
+
+
+async def test_what_has_just_been_asked_for_goes_past_a_backlog_that_goes_nowhere(world, pretend):
+    """
+    The first calls of a hundred orders are dead, and ten thousand wait behind them. Another
+    order's call is found in the next turns; looking through all of them first takes ten for it,
+    and a minute where a million wait.
+    """
+    world.set(after_dead="hold")
+    world.policy = replace(world.policy, poll=timedelta(milliseconds=250))
+    await run_sql(
+        world.engine,
+        "insert into reconciler.outbox (id, sender, event_id, effect, destination, method, path,"
+        " state, due_at, lane, lane_position)"
+        " select gen_random_uuid(), 'shop', 'many_' || n, 'capture', 'payments', 'POST', '/',"
+        " case when n <= 100 then 'dead' else 'pending' end,"
+        " case when n > 100 then now() - interval '1 hour' + n * interval '1 millisecond' end,"
+        " 'order:' || n % 100, n from generate_series(1, 10100) n",
+    )
+    async with world.running() as running:
+        await world.until(lambda: running.turns > 2)
+        for number in range(1, 4):
+            await world.enqueue(laned(number, lane=f"late:{number}"))
+            turns = running.turns
+            await world.until(lambda number=number: len(pretend.calls) == number)
+            assert running.turns - turns <= 4
 
 
 async def test_batches_that_name_the_same_lanes_in_any_order_never_deadlock(world):
