@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox.choosing import find
 from outbox.entry import State, uuid7
 from outbox.flow_tables import redrive_runs
+from outbox.forgetting import Old
 from outbox.redriving import Handled, redrive
 from outbox.store import PENDING, SECOND, outbox
 
@@ -99,6 +100,11 @@ async def listed(
     if running:
         statement = statement.where(redrive_runs.c.state == RUNNING)
     return list((await connection.execute(statement)).mappings())
+
+
+def old(keep: timedelta) -> Old:
+    """Runs that ended longer ago than *keep*; there are few of these rows, people made them."""
+    return Old(table=redrive_runs, by="ended_at", keep=keep)
 
 
 async def soonest(connection: AsyncConnection, *, known: Collection[str]) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from outbox import redrive_runs
 from outbox.forgetting import Old, count
 from reconciler.database import clock_skew
 from reconciler.errors import DatabaseAwayError, ReconcilerError, UsageError
@@ -153,6 +154,7 @@ def without_sender(settings: Settings) -> dict[str, Old]:
     return {
         "sightings": sightings.old(settings.retention.claims),
         "actions": actions.old(settings.retention.actions),
+        "redrive_runs": redrive_runs.old(settings.retention.actions),
     }
 
 

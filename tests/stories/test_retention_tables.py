@@ -140,7 +140,10 @@ async def test_what_stays_is_looked_at_once(engine: AsyncEngine):
 
 
 async def test_what_nobody_configures_any_more_goes_too(engine: AsyncEngine):
-    """A sender that was taken out of the configuration leaves nothing for ever."""
+    """
+    A sender that was taken out of the configuration leaves nothing for ever, nor does what people
+    did, or asked for in bulk; a run that is not over is not forgotten, however long it takes.
+    """
     await run(
         engine,
         """insert into reconciler.processed_events
@@ -151,6 +154,11 @@ async def test_what_nobody_configures_any_more_goes_too(engine: AsyncEngine):
            insert into reconciler.actions (id, at, actor, action, subject)
            values (gen_random_uuid(), now() - interval '2 years', 'ann', 'discard', '{}'),
                   (gen_random_uuid(), now(), 'ann', 'discard', '{}');
+           insert into reconciler.redrive_runs (id, started_at, actor, chosen, rate, upto, state,
+                                                ended_at)
+           select gen_random_uuid(), now() - interval '2 years', 'ann', '{}', 1, now(), state, ended
+             from (values ('done', now() - interval '1 year 1 day'), ('stopped', now()),
+                          ('running', null)) as run(state, ended);
            insert into reconciler.sightings (sender, kind, key, seen_at)
            values ('former', 'order', 'ord_1', now() - interval '100 days')""",
     )
@@ -159,7 +167,10 @@ async def test_what_nobody_configures_any_more_goes_too(engine: AsyncEngine):
 
     assert {**done, "dry_run": True} == told
     assert [("former", 1), ("older", 0)] == [(i["sender"], i["claims"]) for i in done["items"]]
-    assert (1, 1) == (done["actions"], done["sightings"])
+    assert (1, 1, 1) == (done["actions"], done["sightings"], done["redrive_runs"])
+    async with engine.connect() as connection:
+        left = await connection.scalars(text("select state from reconciler.redrive_runs"))
+    assert {"running", "stopped"} == set(left)
     with pytest.raises(UsageError, match="nobody"):
         await purging.purge(engine, Settings(), only="nobody")
 
