@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import httpx
 
@@ -29,12 +29,16 @@ class NotSentError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class ProxiedLine:
-    """One connection through a proxy, made when the first request goes out on it."""
+    """
+    A connection through a proxy, for one request.
+
+    It is not kept: the parser behind it keeps whatever came after an answer, and would take that
+    for the answer to the next request.
+    """
 
     base: httpx.URL
     seconds: float  #: that one call may take
     transport: httpx.AsyncHTTPTransport
-    _complete: bool = field(default=False, init=False)
 
     async def exchange(
         self,
@@ -49,7 +53,6 @@ class ProxiedLine:
 
         Raises NotSentError, BlockedError, ValueError where the address cannot be told to a proxy.
         """
-        self._complete = False
         request = self._request(outgoing, _Traced(half_sent, sent))
         try:
             response = await self.transport.handle_async_request(request)
@@ -61,7 +64,7 @@ class ProxiedLine:
                 if not heard.add(piece):
                     return
             await response.aclose()
-            heard.complete = self._complete = True
+            heard.complete = True
         except NEVER_SENT as error:
             # A protocol error of ours quotes the header that is wrong, which may be a secret one.
             said = f": {error}" if isinstance(error, httpx.ConnectError) else ""
@@ -71,11 +74,11 @@ class ProxiedLine:
 
     def may_be_kept(self) -> bool:
         """Whether another request may follow."""
-        return self._complete
+        return False
 
-    def is_fresh(self, *, idle_limit: float) -> bool:  # noqa: ARG002  # httpx sees to that
+    def is_fresh(self, *, idle_limit: float) -> bool:  # noqa: ARG002  # it is never kept
         """Whether it can be used now."""
-        return self._complete
+        return False
 
     async def close(self) -> None:
         """Let go of it."""

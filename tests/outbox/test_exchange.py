@@ -64,8 +64,9 @@ async def test_what_is_no_answer_leaves_it_open(pretend, world, said, raw):
 
 
 @pytest.mark.parametrize("more", [OK, b"HTTP/1.1 408 Request Timeout\r\n\r\n", b"?"])
-async def test_one_answer_too_many_is_nobodys(world, more):
-    """What comes unasked must not be taken for the answer to the next call."""
+@pytest.mark.parametrize("by_proxy", [False, True])
+async def test_one_answer_too_many_is_nobodys(world, more, by_proxy):
+    """What comes unasked, by a proxy or not, is not taken for the answer to the next call."""
     connections = 0
 
     async def twice(reader, writer):
@@ -77,7 +78,9 @@ async def test_one_answer_too_many_is_nobodys(world, more):
         writer.close()
 
     async with await asyncio.start_server(twice, "127.0.0.1", 0) as server:
-        channel = world.channel(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        through = {"url": "http://payments.example", "proxy": url} if by_proxy else {"url": url}
+        channel = world.channel(**through)
         for _ in range(2):
             answer = await channel.send(a_request(), timeout=SOON)
             assert isinstance(answer, Answer)
