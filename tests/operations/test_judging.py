@@ -32,8 +32,8 @@ def ruled(success_when: str, status: int, body: bytes) -> Verdict:
 
 @pytest.mark.parametrize(
     "body",
-    [PAGE, b"", b'\xef\xbb\xbf{"ok": true}', b'{"ok": true, "fee": 1e999999999}', b"[" * 9999],
-    ids=["a page", "nothing", "a byte order mark", "a monstrous number", "very deep"],
+    [PAGE, b"", b'{"ok": true, "fee": 1e999999999}', b"[" * 9999],
+    ids=["a page", "nothing", "a monstrous number", "very deep"],
 )
 @pytest.mark.parametrize(
     "success_when",
@@ -57,6 +57,7 @@ def test_a_2xx_that_is_not_the_apis_is_neither_a_success_nor_a_refusal(success_w
     ("success_when", "status", "body", "expected"),
     [
         ("status == 200 and body.ok", 200, b'{"ok": true}', Verdict.DELIVERED),
+        ("status == 200 and body.ok", 200, b'\xef\xbb\xbf{"ok": true}', Verdict.DELIVERED),
         ("status == 200 and body.ok", 200, b'{"ok": false}', Verdict.DEAD),
         ("status == 200 and body.ok", 200, b"{}", Verdict.DEAD),
         ("status == 200 and body.ok", 422, PAGE, Verdict.DEAD),
