@@ -183,15 +183,19 @@ def json_value(value: object) -> object:
             raise ValueError("JSON cannot say this: use texts, whole or decimal numbers, booleans")
 
 
-def matching(pattern: str, sentence: str) -> AfterValidator:
-    """Take only texts that match *pattern* as a whole; *sentence* says what would be right."""
+def matching(pattern: str, sentence: str) -> BeforeValidator:
+    """
+    Take only texts that match *pattern* as a whole; *sentence* says what would be right.
 
-    def match(value: str) -> str:
-        if not re.fullmatch(pattern, value):
+    Also of what is no text: that `rate = 20` needs quotes would be half of what is wrong with it.
+    """
+
+    def match(value: object) -> object:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise ValueError(sentence)
         return value
 
-    return AfterValidator(match)
+    return BeforeValidator(match)
 
 
 NAME = r"[a-z][a-z0-9_]{0,62}"
