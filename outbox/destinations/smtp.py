@@ -196,6 +196,9 @@ class _Talk:
         assert self.writer is not None
         if client.protocol is None or self.writer.is_closing():
             return self.broke("the connection was closed")
+        if getattr(client.protocol, "_buffer", b""):
+            # What was said too early would be taken for the answer to the end of the message.
+            return self.broke("more answers than there were commands")
         self.step = "the end of the data"
         self.ended = True
         self.writer.write(b".\r\n")

@@ -89,6 +89,7 @@ async def mail_server() -> AsyncIterator[MailServer]:
         ({"RCPT": ["550 5.1.1 nobody of that name"]}, "dead", 0),
         ({"DATA": [DROP]}, "pending", 0),
         ({"DATA": ["554 5.7.1 no"]}, "dead", 0),
+        ({"DATA": ["354 go\r\n250 2.0.0 taken"], "end": ["554 5.6.0 spam"]}, "pending", 0),
         ({"end": ["452 4.3.1 full"]}, "pending", 0),
         ({"end": ["554 5.6.0 spam"]}, "dead", 0),
         ({"end": [DROP]}, "uncertain", 1),
