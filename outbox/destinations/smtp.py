@@ -161,6 +161,8 @@ class _Talk:
         if there.user is not None:
             if not encrypted and not self.is_local():
                 return self.not_sent("no password goes over a connection that is not encrypted")
+            if not client.supports_extension("auth"):
+                return self.not_sent("the server offers no AUTH, and a user is configured")
             self.step = "AUTH"
             await client.login(there.user, _secret(there.password))
         return None

@@ -244,6 +244,16 @@ async def test_a_password_that_is_refused_is_a_matter_of_configuration(world):
         assert all("AUTH" not in line for line in server.heard if line not in server.encrypted)
 
 
+async def test_a_server_that_lets_nobody_say_who_he_is_is_told_as_one(world, mail_server):
+    """By what is missing, which is a matter of its port or of our encryption."""
+    world.set(channel=to(mail_server, user="shop", password=lambda: "hush"))
+    await world.enqueue(*letters())
+    await world.relay_once()
+    entry = await world.entry()
+    said = "not sent: the server offers no AUTH, and a user is configured"
+    assert ("pending", said) == (entry.state, entry.last_error)
+
+
 async def test_time_is_spent_where_it_does_no_harm(mail_server):
     """A server that is slow before the end is given up in time to be tried again safely."""
     mail_server.says = {"RCPT": [SILENCE]}
