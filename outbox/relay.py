@@ -29,6 +29,7 @@ from outbox.settling import Mark
 from outbox.taking import Taking
 from outbox.verdict import Before, verdict
 from outbox.waking import Wake
+from outbox.windows import Next
 
 log = structlog.get_logger()
 
@@ -225,11 +226,14 @@ class Relay:
 
     def _rest(self) -> float:
         """How long to wait for a hint before the next turn, in seconds."""
-        poll = self._policy.poll.total_seconds()
-        if self._taking.more_to_look_through:
-            poll /= HASTE
+        rest = self._policy.poll.total_seconds()
+        match self._taking.next_window:
+            case Next.AT_ONCE:
+                return 0.0
+            case Next.SOON:
+                rest /= HASTE
         soonest = self._taking.soonest
-        return poll if soonest is None else min(poll, soonest)
+        return rest if soonest is None else min(rest, soonest)
 
     def _free(self, destination: str) -> None:
         if not self._taking.release(destination):

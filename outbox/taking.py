@@ -14,7 +14,7 @@ from outbox.calling import Edges
 from outbox.destinations import Destination
 from outbox.flow import Asked, Permit
 from outbox.leasing import GivenUp, Leased, Wanted, lease
-from outbox.windows import Backlog, Window, Windows
+from outbox.windows import Backlog, Next, Window, Windows
 
 log = structlog.get_logger()
 
@@ -43,7 +43,8 @@ class Taking:
         self._in_flight: Counter[str] = Counter()
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
-        self.more_to_look_through = False
+        self._turns = 0
+        self.next_window = Next.NOTHING
         self.soonest: float | None = None  #: seconds until something that waits may go
 
     def release(self, destination: str) -> bool:
@@ -62,7 +63,7 @@ class Taking:
             for name, one in self._destinations.items()
             if one.concurrency > self._in_flight[name]
         }
-        self.soonest, self.more_to_look_through = None, False
+        self.soonest, self.next_window = None, Next.NOTHING
         if not free:
             return [], []
 
@@ -100,6 +101,7 @@ class Taking:
             for one in permits
         }
         taken = Taken(left=left)
+        self._turns += 1
         self._hungry -= free.keys()
         await self._take_newest(connection, permits, taken, ended)
         for redriven in (False, True):
@@ -111,13 +113,18 @@ class Taking:
             if not asking:
                 continue
             windows = await self._windows.look(connection, asking)
-            some, full = await self._lease_in(connection, asking, windows, taken, ended)
+            some, full = await self._lease_in(
+                connection,
+                {one: (asking[one], window) for one, window in windows.items()},
+                taken,
+                ended,
+            )
             self._hungry |= {
                 name
                 for (name, _), enough in full.items()
                 if enough or (not some[name] and self._in_flight[name])
             }
-            self.more_to_look_through |= self._windows.looked(full)
+            self.next_window = max(self.next_window, self._windows.looked(full, some))
         return taken.leased, taken.given_up
 
     async def _take_newest(
@@ -127,35 +134,46 @@ class Taking:
         taken: "Taken",
         ended: Ended,
     ) -> None:
-        """What was asked for a moment ago goes past a deep backlog that goes nowhere."""
+        """
+        What was asked for a moment ago goes past a deep backlog that goes nowhere.
+
+        With half of the slots at the most, and where there is one, every second time: what is
+        older gets its turn too.
+        """
+        share = {name: slots // 2 or self._turns % 2 for name, slots in taken.left.items()}
         live = {
             Backlog(one.destination, redriven=False): one
             for one in permits
-            if one.live and taken.left[one.destination]
+            if one.live and share[one.destination]
         }
         windows = await self._windows.newest(connection, live)
-        if windows:
-            asking = {one: live[one] for one in windows}
-            await self._lease_in(connection, asking, windows, taken, ended)
+        if not windows:
+            return
+        asking = {one: (live[one], window) for one, window in windows.items()}
+        some, full = await self._lease_in(connection, asking, taken, ended, most=share)
+        # a single slot is full with one, and nothing is left of it for the others
+        self._hungry |= {one.destination for one in full if some[one.destination]}
 
     async def _lease_in(
         self,
         connection: AsyncConnection,
-        asking: Mapping[Backlog, Permit],
-        windows: Mapping[Backlog, Window],
+        asking: Mapping[Backlog, tuple[Permit, Window]],
         taken: "Taken",
         ended: Ended,
+        *,
+        most: Mapping[str, int] | None = None,
     ) -> tuple[Counter[str], dict[Backlog, bool]]:
         """How much was found for each destination, and whether that was all that was wanted."""
+        limits = taken.left if most is None else most
         wanted = [
-            replace(self._wanted(backlog, permit, taken.left), window=windows[backlog])
-            for backlog, permit in asking.items()
+            replace(self._wanted(backlog, permit, limits), window=window)
+            for backlog, (permit, window) in asking.items()
         ]
         some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
         number = Counter(one.destination for one in some)
         number.update(one.destination for one in gone)
         # Others may have left less room than we have slots: then one that ends makes some.
-        room = taken.left | {one.destination: one.room for one in some}
+        room = {**limits, **{one.destination: one.room for one in some}}
         full = {one: number[one.destination] >= room[one.destination] for one in asking}
         taken.left = {name: slots - number[name] for name, slots in taken.left.items()}
         taken.leased += some

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from sqlalchemy import Boolean, func, select, true
@@ -47,6 +48,7 @@ class Windows:
     def __init__(self) -> None:
         self._current: dict[Backlog, Window] = {}
         self._turns: Counter[Backlog] = Counter()
+        self._gave: Counter[Backlog] = Counter()  # the current window, so far
         self._left: set[Backlog] = set()
         self._stuck: set[Backlog] = set()  # deep, and gave less than was wanted
 
@@ -77,21 +79,33 @@ class Windows:
         stuck = [one for one in backlogs if one in self._stuck]
         return await _newest(connection, stuck) if stuck else {}
 
-    def looked(self, full: Mapping[Backlog, bool]) -> bool:
+    def looked(self, full: Mapping[Backlog, bool], found: Mapping[str, int]) -> "Next":
         """
-        Take note of what was looked through, and whether as much was found as was wanted.
+        Take note of what was looked through: how much was *found*, and whether it was enough.
 
-        A window is left when it gave less than that, or has been looked through for long
-        enough: what has become free in others must get its turn. True if another one waits.
+        A window is left when it gave less than was wanted, or has been looked through for long
+        enough: what has become free in others must get its turn.
         """
         self._turns.update(full.keys())
+        self._gave.update({one: found[one.destination] for one in full})
         left = {one for one, enough in full.items() if not enough or self._turns[one] >= TURNS}
-        self._turns.subtract({one: self._turns[one] for one in left})
+        gave = {one for one in left if self._gave[one]}
+        for one in left:
+            del self._turns[one], self._gave[one]
         self._left |= left
         deep = {one for one in full if self._current[one] != EVERYTHING}
         self._stuck -= full.keys()
         self._stuck |= {one for one in deep if not full[one]}
-        return any(self._current[one].upto is not None for one in left)
+        more = {one for one in left if self._current[one].upto is not None}
+        return Next.AT_ONCE if more & gave else Next.SOON if more else Next.NOTHING
+
+
+class Next(IntEnum):
+    """When the next window is worth a look."""
+
+    NOTHING = 0  #: there is none
+    SOON = 1  #: the last one gave nothing; many like it must not keep everybody busy
+    AT_ONCE = 2
 
 
 async def _next(
