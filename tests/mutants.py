@@ -194,9 +194,9 @@ MUTANTS = (
     ),
     Mutant(
         promise="P15",
-        file="outbox/flow.py",
-        before="    if row.paused:\n",
-        after="    if row.paused is None:\n",
+        file="outbox/flow_statements.py",
+        before='whole = paused.where(pauses.c.effect == "").exists()',
+        after='whole = paused.where(pauses.c.effect == "all").exists()',
         story="tests/outbox/test_flow.py::test_a_pause_counts_from_the_next_lease_of_every_relay",
     ),
     Mutant(
@@ -211,7 +211,7 @@ MUTANTS = (
         file="outbox/flow.py",
         before="most=1 if probe else None if tokens is None else int(tokens)",
         after="most=None if tokens is None else int(tokens)",
-        story="tests/outbox/test_flow.py::test_one_probe_over_all_relays_and_a_success_closes",
+        story="tests/outbox/test_flow.py::test_a_probe_that_fails_waits_longer_for_the_next",
     ),
     Mutant(
         promise="P15",
@@ -245,8 +245,8 @@ MUTANTS = (
     Mutant(
         promise="P16",
         file="outbox/flow.py",
-        before="if rate is not None and tokens is not None and tokens < 1:",
-        after="if rate is not None and tokens is not None and tokens < -1000:",
+        before="most=1 if probe else None if tokens is None else int(tokens)",
+        after="most=1 if probe else None",
         story="tests/outbox/test_flow.py::test_a_rate_is_shared_by_relays_and_effects",
     ),
     Mutant(

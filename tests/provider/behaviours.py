@@ -158,6 +158,7 @@ def _mail(
     )
 
 
+WITHIN_THE_MAIL = "hung up within the mail"
 MAIL_TROUBLES: tuple[MailBehaviour, ...] = (
     _mail("mail taken, no answer", Meaning.OPEN, performs=True, way="closes"),
     _mail("mail taken, reset", Meaning.OPEN, performs=True, way="resets"),
@@ -168,7 +169,7 @@ MAIL_TROUBLES: tuple[MailBehaviour, ...] = (
     _mail("450 to the recipient", Meaning.NOT_DONE, 450, at="recipient"),
     _mail("550 to the recipient", Meaning.REFUSED, 550, at="recipient"),
     _mail("hung up on the recipient", Meaning.NOT_DONE, at="recipient", way="closes"),
-    _mail("hung up within the mail", Meaning.NOT_DONE, at="data", way="closes"),
+    _mail(WITHIN_THE_MAIL, Meaning.NOT_DONE, at="data", way="closes"),
 )
 MAIL: Mapping[str, MailBehaviour] = MappingProxyType(
     {one.name: one for one in (TAKEN, *MAIL_TROUBLES)}

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tests.provider.behaviours import ASKED_TO_WAIT, MAIL, MANNERS, Meaning, meaning_of
+from tests.provider.behaviours import (
+    ASKED_TO_WAIT,
+    MAIL,
+    MANNERS,
+    WITHIN_THE_MAIL,
+    Meaning,
+    meaning_of,
+)
 
 Row = Mapping[str, Any]
 MARKED_WITHIN = 6.0  #: seconds in which a living relay has written down what it was answered
@@ -27,6 +34,7 @@ class Seen:
     attempts: Sequence[Row]
     deaths: Sequence[tuple[str, float]] = ()  #: which relay was killed, and when
     provider_deaths: Sequence[float] = ()
+    freezes: Sequence[tuple[str, float, float]] = ()  #: which relay stood still, from when to when
     undisturbed: bool = False  #: nothing was killed, frozen or cut off
     punctual: bool = False  #: the provider had so little to do that it noted each call at once
     key_life: float = 0.0  #: of the forgetful
@@ -181,6 +189,15 @@ def is_open(arrival: Row, seen: Seen) -> bool:
     return meaning(arrival) is Meaning.OPEN or not was_heard(arrival, seen)
 
 
+def may_be_taken_for_open(arrival: Row, seen: Seen) -> bool:
+    """
+    Whether the relay may rightly hold it: also a mail that was hung up on before its end was read.
+
+    The end may have been sent by then, and the server alone knows that it did not get that far.
+    """
+    return arrival["behaviour"] == WITHIN_THE_MAIL or is_open(arrival, seen)
+
+
 def unclosed(story: Story, seen: Seen) -> bool:
     """
     Whether an attempt was never answered: its lease ran out, or the provider was killed in it.
@@ -216,11 +233,11 @@ def why_dead(story: Story, seen: Seen) -> list[str]:
 def why_held(story: Story, seen: Seen) -> list[str]:
     """Held is what may have taken effect, and only where the rules let nobody ask again."""
     name, said = story.reference, story.row["last_error"]
-    unknown = [one for one in story.arrivals if is_open(one, seen)]
+    unknown = [one for one in story.arrivals if may_be_taken_for_open(one, seen)]
     if not unknown and not unclosed(story, seen):
         return [f"other: {name} is held and nothing about it is unknown: {said}"]
     if not MANNERS[story.destination].knows_keys:
-        last_open = bool(story.arrivals) and is_open(story.arrivals[-1], seen)
+        last_open = bool(story.arrivals) and may_be_taken_for_open(story.arrivals[-1], seen)
         return [] if last_open or unclosed(story, seen) else [f"other: {name} is held: {said}"]
     if story.arrivals and meaning(story.arrivals[-1]) is Meaning.REFUSED:
         return []
@@ -248,7 +265,11 @@ def repeated_blindly(story: Story) -> list[str]:
 def called_beside(story: Story, seen: Seen) -> list[str]:
     """One call at a time, none after a success that was heard; and each attempt is a call."""
     name, found = story.reference, []
-    if any(one["overlaps"] for one in story.arrivals):
+    by_number = {one["number"]: one for one in story.arrivals}
+    if any(
+        one["overlaps"] and not stood_still(by_number[one["overlaps"]], one, seen)
+        for one in story.arrivals
+    ):
         found.append(f"other: {name} was called by two at the same time")
     if not seen.undisturbed:
         return found
@@ -259,6 +280,14 @@ def called_beside(story: Story, seen: Seen) -> list[str]:
     if done and done[0] < calls:
         found.append(f"other: {name} was called again after a success")
     return found
+
+
+def stood_still(older: Row, younger: Row, seen: Seen) -> bool:
+    """Whether the caller of *older* stood still past its lease: it could not hang up."""
+    return any(
+        caller == older["caller"] and older["at"] <= until and began <= younger["at"] <= until + 1
+        for caller, began, until in seen.freezes
+    )
 
 
 def impatient(story: Story) -> list[str]:

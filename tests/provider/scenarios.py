@@ -482,14 +482,17 @@ async def disturbed(world: World, proxy: PostgresProxy) -> None:
             await world.kill("r1")
             await world.start("r1")
             proxy.trickle(1500)
-            r3.child.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(LEASE + 1)
+            began = time.time()
+            try:
+                r3.child.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(LEASE + 1)
+            finally:
+                r3.child.send_signal(signal.SIGCONT)
+                world.freezes.append((r3.caller, began, time.time()))
             proxy.trickle(None)
-            r3.child.send_signal(signal.SIGCONT)
             await asyncio.sleep(1)
     finally:
         proxy.trickle(None)
-        r3.child.send_signal(signal.SIGCONT)
 
 
 async def seen(world: World, ran: Ran) -> Seen:
@@ -513,6 +516,7 @@ async def seen(world: World, ran: Ran) -> Seen:
         attempts=attempts,
         deaths=[(death.caller, death.at) for death in world.deaths],
         provider_deaths=world.provider_deaths,
+        freezes=world.freezes,
         undisturbed=ran.undisturbed,
         punctual=ran.punctual,
         key_life=KEY_LIFE,

@@ -231,6 +231,7 @@ class World:
     relays: dict[str, Relay] = field(default_factory=dict)
     deaths: list[Death] = field(default_factory=list)
     provider_deaths: list[float] = field(default_factory=list)
+    freezes: list[tuple[str, float, float]] = field(default_factory=list)
     expected: list[NewEntry] = field(default_factory=list)
     grown: int = 0  #: KiB by which a relay has grown at the most
 
