@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -37,8 +38,10 @@ from outbox.pausing import pause
 from reconciler import migrate
 from reconciler.database import engine_for
 from reconciler.operations.assembly import Assembly, assemble
+from reconciler.transactions import taking_up_to
 
 MOST = 1.2  #: times as long, beside the backlog
+FILLED_WITHIN = timedelta(minutes=10)
 SETTLING = 3.0  #: seconds until the relay has found out how things are
 CASES = ("dead", "effect", "lane")
 
@@ -131,8 +134,9 @@ async def filled(url: str, case: str, *, entries: int) -> None:
         async with engine.connect() as connection:
             plain = await connection.execution_options(isolation_level="AUTOCOMMIT")
             await plain.execute(text("set statement_timeout = 0"))
-            await plain.execute(text(BACKLOG), {**WHAT[case], "entries": entries})
-            await plain.execute(text("vacuum analyze reconciler.outbox"))
+            with taking_up_to(plain, FILLED_WITHIN):
+                await plain.execute(text(BACKLOG), {**WHAT[case], "entries": entries})
+                await plain.execute(text("vacuum analyze reconciler.outbox"))
             if case == "effect":
                 await pause(plain, "bench", effect="paused", actor="bench", reason="to be measured")
     finally:
