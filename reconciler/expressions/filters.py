@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
@@ -109,6 +110,14 @@ def last(value: Json) -> Json:
     return meaning.member(_list(value), -1)
 
 
+def escape(value: Json) -> Json:
+    """Write the value so that it is text in HTML, between tags and in quotes."""
+    written = html.escape(text_of(value))
+    if len(written) > meaning.MAX_TEXT:
+        raise MeaningError(f"it comes to more than {meaning.MAX_TEXT} characters")
+    return written
+
+
 def _hashed(name: str) -> Filter:
     def hashed(value: Json) -> Json:
         return hashlib.new(name, text_of(value).encode(), usedforsecurity=False).hexdigest()
@@ -141,6 +150,7 @@ FILTERS: Mapping[str, Filter] = {
     "d": Filter(default, ("default_value", "boolean")),
     "decimal": Filter(read_decimal),
     "default": Filter(default, ("default_value", "boolean")),
+    "escape": Filter(escape),
     "first": Filter(first),
     "int": Filter(read_integer),
     "join": Filter(join, ("d",)),

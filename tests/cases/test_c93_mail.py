@@ -1,6 +1,7 @@
 """C93: a mail whose answer was lost is not sent again, from the webhook to the inbox."""
 
 from datetime import UTC, datetime
+from email import message_from_bytes, policy
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,24 @@ async def test_a_mail_that_could_be_made_at_last_goes_to_everybody(
             assert ["delivered", "delivered"] == [row[0] for row in await house.rows(ENTRIES)]
     assert 2 == len(server.taken)
     assert 2 == len(set(server.ids))
+
+
+async def test_what_a_customer_wrote_is_text_in_a_mail_of_html(
+    engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """A name that is a link arrives as the characters that it is made of."""
+    name = "<a href='https://evil.example'>Jo</a> & \"Co\""
+    written = MAIL.replace("<p>We sent you {{{{ body.data.amount }}}}.</p>", "{html}")
+    html = "<p title='{{ body.data.name|escape }}'>Dear {{ body.data.name|escape }}</p>"
+    async with MailServer() as server:
+        more = written.format(port=server.port, html=html)
+        async with a_house(engine, tmp_path, more=more) as house:
+            event = refund("evt_1", email="jo@customer.example", name=name)
+            assert "applied" == await house.outcome(event)
+            await house.call()
+    read = message_from_bytes(server.taken[0].raw, policy=policy.SMTP)
+    part = read.get_body(("html",))
+    assert part is not None
+    content = part.get_content()
+    assert "<a" not in content
+    assert 2 == content.count("&lt;a href=&#x27;https://evil.example&#x27;&gt;Jo&lt;/a&gt; &amp;")
