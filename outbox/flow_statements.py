@@ -25,7 +25,7 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from outbox.compiled import Compiled
 from outbox.flow_tables import LETS_GO_SOON, destination_flow, pauses
 from outbox.look_statements import WHICH, is_to_look_up
-from outbox.store import PENDING, SECOND, C, Time, outbox, record_set
+from outbox.store import LOOK_DUE, PENDING, SECOND, C, Time, outbox, record_set
 
 NOW = func.clock_timestamp()  # now() is when the transaction began, before it waited
 
@@ -44,7 +44,9 @@ def _calls_due() -> Select[Any]:
 def _looks_due() -> Select[Any]:
     """For which destinations a look-up is due; and calls, one of which is the better probe."""
     wanted = record_set("wanted", WHICH)
-    look = select(outbox.c.id).where(*is_to_look_up(wanted)).correlate(wanted).exists()
+    # the first, in the index's order, as in `is_due`
+    first = select(outbox.c.id).where(*is_to_look_up(wanted)).order_by(LOOK_DUE).limit(1)
+    look = first.correlate(wanted).scalar_subquery().is_not(None)
     live, redriven = is_due(wanted, redriven=False), is_due(wanted, redriven=True)
     return select(
         wanted.c.destination,

@@ -24,8 +24,9 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.compiled import Compiled
 from outbox.flow_tables import pauses
-from outbox.store import SECOND, UNCERTAIN, C, Time, outbox, record_set
+from outbox.store import LOOK_DUE, SECOND, UNCERTAIN, C, Time, outbox, record_set
 
+AT_ONCE = 4  # looks under way at one destination, in this process
 NEVER = literal_column("timestamptz '9000-01-01 00:00:00+00'", Time)  # a person's turn
 
 #: of which destination, and of which effects there: only these (null: any), never those
@@ -41,7 +42,7 @@ def is_to_look_up(wanted: FromClause) -> list[ColumnElement[bool]]:
     return [
         outbox.c.destination == asks.destination,
         outbox.c.state == UNCERTAIN,
-        or_(outbox.c.look_at.is_(None), outbox.c.look_at <= func.now()),
+        func.now() >= LOOK_DUE,
         outbox.c.method.is_not(None),
         or_(asks.only.is_(None), func.jsonb_exists(asks.only, outbox.c.effect)),
         ~func.jsonb_exists(asks.never, outbox.c.effect),
@@ -52,14 +53,18 @@ def is_to_look_up(wanted: FromClause) -> list[ColumnElement[bool]]:
 def _take_statement() -> Update:
     wanted = record_set("wanted", {**WHICH, "lease": Double(), "free": Integer()})
     asks = wanted.c
-    due = (
+    free = (
         select(outbox.c.id)
         .where(*is_to_look_up(wanted))
-        .order_by(outbox.c.look_at.nulls_first())
+        .order_by(LOOK_DUE)
         .limit(asks.free)
         .with_for_update(skip_locked=True)
-        .lateral("due")
+        .correlate(wanted)
+        .subquery("free")
     )
+    # A number that the planner can see: of an unknown one it expects so many that it would read
+    # the whole table for them.
+    due = select(free.c.id).limit(literal_column(str(AT_ONCE))).correlate(wanted).lateral("due")
     picked = (
         select(due.c.id, asks.lease)
         .select_from(wanted.join(due, true()))

@@ -1,7 +1,7 @@
 """The outbox's tables, and what people read from them."""
 
 from collections.abc import Callable, Collection, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -148,10 +148,14 @@ Index(
     outbox.c.lane_position,
     postgresql_where=text("lane is not null"),
 )
+# When an uncertain entry may be looked up; at once, where nobody has yet.
+LOOK_DUE: ColumnElement[datetime] = func.coalesce(
+    outbox.c.look_at, literal_column("'-infinity'::timestamptz", Time)
+)
 Index(
     "outbox_look_idx",
     outbox.c.destination,
-    outbox.c.look_at,
+    LOOK_DUE,
     postgresql_where=text("state = 'uncertain'"),
 )
 # Calls under way: as many as a destination takes at once, over all processes.

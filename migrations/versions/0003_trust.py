@@ -83,7 +83,8 @@ create index concurrently outbox_lane_entries_idx on outbox (lane, lane_position
   where lane is not null;
 create index concurrently outbox_stopped_idx on outbox (state, id)
   where state in ('dead','uncertain','skipped');
-create index concurrently outbox_look_idx on outbox (destination, look_at)
+create index concurrently outbox_look_idx
+  on outbox (destination, coalesce(look_at, '-infinity'::timestamptz))
   where state = 'uncertain';
 create index concurrently outbox_open_idx on outbox (destination, due_at) where call_open
 """

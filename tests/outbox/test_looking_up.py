@@ -6,9 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import event
 
 from outbox.breaker import Breaker
-from outbox.flow import Rate
+from outbox.flow import Rate, ask_to_look
+from outbox.look_leases import take
 from outbox.looking import Looker
 from outbox.looking_up import Finding, LookUp, conclude
 from outbox.pausing import pause, resume
@@ -429,3 +431,40 @@ async def test_a_look_that_is_answered_too_many_slows_its_destination(world, pre
     assert 0 == await world.relay_once()
     async with world.engine.connect() as connection:
         assert "slowed" == (await standings(connection))["payments"]["waiting_for"]
+
+
+async def test_of_many_unknown_outcomes_only_the_next_few_are_read(world):
+    """Ten thousand wait for a look, and elsewhere as many for a person: a turn reads what goes."""
+    await run_sql(
+        world.engine,
+        "insert into reconciler.outbox (id, sender, event_id, effect, destination, method, path,"
+        " state, completed_at, look_at) select gen_random_uuid(), 'shop', 'many_' || n, 'capture',"
+        " case n % 2 when 0 then 'payments' else 'ledger' end, 'POST', '/', 'uncertain', now(),"
+        " case n % 2 when 1 then timestamptz '9000-01-01 00:00:00+00' end"
+        " from generate_series(1, 20000) n",
+    )
+    await run_sql(world.engine, "analyze reconciler.outbox")
+    for name, number in (("payments", 4), ("ledger", 0)):
+        wanted = [{"destination": name, "only": None, "never": [], "lease": 60, "free": 4}]
+        asked = []
+
+        def note(_connection, _cursor, statement, parameters, *_, asked=asked):
+            asked.append((statement, parameters))
+
+        event.listen(world.engine.sync_engine, "before_cursor_execute", note)
+        async with world.engine.begin() as connection:
+            await ask_to_look(connection, wanted, {name: None})
+            assert number == len(await take(connection, wanted))
+        event.remove(world.engine.sync_engine, "before_cursor_execute", note)
+        for statement, parameters in (asked[0], asked[-1]):
+            told = await plan_of(world, statement, parameters)
+            assert "Sort Key" not in told, told  # they come in the index's order
+            assert "Rows Removed by Filter: 10000" not in told, told
+
+
+async def plan_of(world, statement, parameters):
+    """What PostgreSQL does for a statement, run once more."""
+    async with world.engine.connect() as connection:
+        told = await connection.exec_driver_sql(f"explain (analyze) {statement}", parameters)
+        await connection.rollback()
+        return "\n".join(told.scalars())
