@@ -106,6 +106,7 @@ STORIES = {
         answers=(
             (an_answer(422, ADYEN_BUSY), RETRY),
             (an_answer(503, transient_error="true"), RETRY),
+            (an_answer(422, transient_error="true"), RETRY),
             (an_answer(422, {"errorCode": "101"}), DEAD),
             (an_answer(200, {"pspReference": "x"}, idempotency_key="k"), DELIVERED),
         ),
