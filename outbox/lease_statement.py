@@ -11,6 +11,7 @@ from sqlalchemy import (
     Update,
     Uuid,
     and_,
+    bindparam,
     case,
     func,
     null,
@@ -75,10 +76,13 @@ def _lease_statement() -> Update:
     due = _due(wanted, room)
     state, reason = _fate(due.c, wanted.c)
     limits = (wanted.c.lease, wanted.c.probe, room.c.room)
-    # Materialized: run a second time, it would lock other rows than the first.
+    # Materialized: run a second time, it would lock other rows than the first. The limit cuts
+    # nothing off. It tells the planner how few there are: it expects thousands of a deep backlog,
+    # and would read the whole table to find those again.
     picked = (
         select(due, *limits, state.label("fate"), reason.label("reason"))
         .select_from(wanted.join(room, true()).join(due, true()))
+        .limit(bindparam("most", type_=Integer()))
         .cte("picked")
         .prefix_with("MATERIALIZED")
     )

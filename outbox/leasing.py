@@ -102,7 +102,8 @@ async def lease(
         for one in wanted
     ]
     over = [{"id": str(id_), "attempt": attempt} for id_, attempt in ended]
-    taken = await LEASE.rows(connection, rows=rows, ended=over)
+    most = sum(one.free for one in wanted)
+    taken = await LEASE.rows(connection, rows=rows, ended=over, most=most)
     unanswered = [row for row in taken if row.was_open]
     if unanswered:
         await record_attempts(connection, [_unanswered(row) for row in unanswered])

@@ -539,6 +539,20 @@ async def test_a_backlog_is_not_read_to_take_some_of_it(world):
         assert "Bitmap Heap Scan on outbox" not in told, told
 
 
+async def test_what_is_taken_of_a_backlog_is_found_again_by_its_id(world):
+    """Thirty thousand are due, and counted: of what the planner expects it would read them all."""
+    await run_sql(
+        world.engine,
+        "insert into reconciler.outbox (id, sender, event_id, effect, destination, method, path,"
+        " state, due_at) select gen_random_uuid(), 'shop', 'many_' || n, 'capture', 'payments',"
+        " 'POST', '/', 'pending', now() - n * interval '1 millisecond'"
+        " from generate_series(1, 30000) n",
+    )
+    await run_sql(world.engine, "analyze reconciler.outbox")
+    for told in await plans_of_a_turn(world, calls=8):
+        assert "Seq Scan on outbox" not in told, told
+
+
 async def plans_of_a_turn(world, *, calls=1):
     """What PostgreSQL did for each statement up to the lease, run once more."""
     explained = []
