@@ -14,6 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
+NOT_PREPARED = (
+    psycopg.errors.InvalidSqlStatementName,
+    psycopg.errors.DuplicatePreparedStatement,
+)
+
 
 class Compiled:
     """
@@ -23,10 +28,15 @@ class Compiled:
     statement and the class of an error are SQLAlchemy's. Rows are the driver's: named tuples of
     what psycopg reads, without SQLAlchemy's types. A list is no parameter of it: lists travel as
     one JSON parameter.
+
+    One that is *prepared* is planned once a connection, where the connection allows that (its
+    `prepare_threshold` is not None): for what costs more to plan than to run, and whose plan is
+    right for an empty table and for a large one.
     """
 
-    def __init__(self, statement: ClauseElement) -> None:
+    def __init__(self, statement: ClauseElement, *, prepared: bool = False) -> None:
         self._statement = statement
+        self._prepared = prepared
         self._forms: WeakKeyDictionary[Dialect, dict[object, _Form]] = WeakKeyDictionary()
 
     async def rows(self, connection: AsyncConnection, **parameters: Any) -> list[Any]:
@@ -52,8 +62,10 @@ class Compiled:
         assert isinstance(driver, psycopg.AsyncConnection)
         cursor = driver.cursor(row_factory=namedtuple_row)
         try:
-            return await cursor.execute(form.text, values)
+            return await cursor.execute(form.text, values, prepare=self._prepared)
         except psycopg.Error as error:
+            if isinstance(error, NOT_PREPARED):
+                driver.prepare_threshold = None  # somebody in between hands out connections
             if driver.closed:
                 # Asked over what is lost SQLAlchemy notices too, and empties its pool.
                 with contextlib.suppress(DBAPIError):

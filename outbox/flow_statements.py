@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from outbox.compiled import Compiled
-from outbox.flow_tables import LETS_GO_SOON, destination_flow, pauses
+from outbox.flow_tables import BY_INDEX, LETS_GO_SOON, destination_flow, pauses
 from outbox.look_statements import WHICH, is_to_look_up
 from outbox.store import LOOK_DUE, PENDING, SECOND, C, Time, outbox, record_set
 
@@ -86,6 +86,7 @@ def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
             *current,
             NOW.label("now"),
             LETS_GO_SOON.label("lets_go"),
+            BY_INDEX.label("by_index"),
         )
         .select_from(
             due.outerjoin(seen, seen.c.destination == due.c.destination).outerjoin(locked, true())
@@ -205,7 +206,7 @@ def _note_statement() -> Update:
     )
 
 
-ASK = Compiled(_ask_statement(_calls_due(), "live", "redriven"))
+ASK = Compiled(_ask_statement(_calls_due(), "live", "redriven"), prepared=True)
 ASK_TO_LOOK = Compiled(_ask_statement(_looks_due(), "look"))
 KNOW = Compiled(_know_statement())
 TAKE = Compiled(_take_statement())

@@ -22,6 +22,10 @@ LETS_GO_SOON: ColumnElement[str] = func.set_config(
     "idle_in_transaction_session_timeout", "10s", True
 )
 
+# For the rest of the transaction: the plan of a lease is kept, and one that was made while the
+# outbox was empty would read all of it when it is not.
+BY_INDEX: ColumnElement[str] = func.set_config("enable_seqscan", "off", True)
+
 destination_flow = Table(
     "destination_flow",
     metadata,

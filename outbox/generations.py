@@ -289,5 +289,5 @@ TIMELINE = "('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32
 FLUSHED = "(pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint"
 
 
-_LOOK = Compiled(_look_statement(ask_the_cluster=True))
-_LOOK_WITHOUT_CLUSTER = Compiled(_look_statement(ask_the_cluster=False))
+_LOOK = Compiled(_look_statement(ask_the_cluster=True), prepared=True)
+_LOOK_WITHOUT_CLUSTER = Compiled(_look_statement(ask_the_cluster=False), prepared=True)

@@ -11,7 +11,7 @@ from sqlalchemy import (
     Update,
     Uuid,
     and_,
-    bindparam,
+    any_,
     case,
     func,
     null,
@@ -76,21 +76,21 @@ def _lease_statement() -> Update:
     due = _due(wanted, room)
     state, reason = _fate(due.c, wanted.c)
     limits = (wanted.c.lease, wanted.c.probe, room.c.room)
-    # Materialized: run a second time, it would lock other rows than the first. The limit cuts
-    # nothing off. It tells the planner how few there are: it expects thousands of a deep backlog,
-    # and would read the whole table to find those again.
+    # Materialized: run a second time, it would lock other rows than the first.
     picked = (
         select(due, *limits, state.label("fate"), reason.label("reason"))
         .select_from(wanted.join(room, true()).join(due, true()))
-        .limit(bindparam("most", type_=Integer()))
         .cte("picked")
         .prefix_with("MATERIALIZED")
     )
     held = picked.c
+    # Named twice: how many were picked cannot be estimated, and of a join alone a planner that
+    # thinks of a tenth of a deep backlog reads the whole table.
+    ids = func.array(select(held.id).scalar_subquery())
     goes_on = held.fate == PENDING
     return (
         update(outbox)
-        .where(outbox.c.id == held.id)
+        .where(outbox.c.id == any_(ids), outbox.c.id == held.id)
         .values(
             state=held.fate,
             attempts=outbox.c.attempts + case((goes_on, 1), else_=0),
@@ -201,4 +201,4 @@ def _fate(due: Columns, limits: Columns) -> tuple[ColumnElement[str], ColumnElem
     return state, reason
 
 
-LEASE = Compiled(_lease_statement())
+LEASE = Compiled(_lease_statement(), prepared=True)

@@ -102,8 +102,7 @@ async def lease(
         for one in wanted
     ]
     over = [{"id": str(id_), "attempt": attempt} for id_, attempt in ended]
-    most = sum(one.free for one in wanted)
-    taken = await LEASE.rows(connection, rows=rows, ended=over, most=most)
+    taken = await LEASE.rows(connection, rows=rows, ended=over)
     unanswered = [row for row in taken if row.was_open]
     if unanswered:
         await record_attempts(connection, [_unanswered(row) for row in unanswered])

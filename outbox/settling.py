@@ -205,6 +205,6 @@ def _forget_strays_statement() -> Delete:
 
 
 _SETTLE = Compiled(_settle_statement())
-_RECORD_ATTEMPTS = Compiled(_record_attempts_statement())
+_RECORD_ATTEMPTS = Compiled(_record_attempts_statement(), prepared=True)
 _FORGET_EARLY = Compiled(_forget_early_statement())
 _FORGET_STRAYS = Compiled(_forget_strays_statement())

@@ -67,7 +67,7 @@ def engine_for(
     """
     An engine for the PostgreSQL at *url*, whose tables of ours live in *schema*.
 
-    Works through PgBouncer in transaction mode: no prepared statements, no startup options.
+    Works through PgBouncer in transaction mode: no startup options, and nothing prepared there.
     JSON comes back with int and Decimal, numeric as Decimal, never as float.
     """
     conninfo = conninfo_for(url, password=password)

@@ -10,10 +10,16 @@ import structlog
 
 
 def configure(
-    *, stream: TextIO | None = None, level: int = logging.INFO, as_json: bool = False
+    *,
+    stream: TextIO | None = None,
+    level: int = logging.INFO,
+    as_json: bool = False,
+    as_service: bool = False,
 ) -> None:
     """
     Send every log line to *stream* (stderr): JSON where that is no terminal, or *as_json*.
+
+    A process that runs for years (*as_service*) says so once, and its lines cost less from then on.
 
     Results go to stdout; nothing that is said to a person ever mixes with them.
     """
@@ -36,7 +42,7 @@ def configure(
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", Unfailing(out))),
-        cache_logger_on_first_use=False,
+        cache_logger_on_first_use=as_service,
     )
     for noisy in ("httpx", "httpcore", "apscheduler", "uvicorn", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

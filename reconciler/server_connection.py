@@ -45,6 +45,9 @@ notices within half a second that we have closed a connection that it works for.
 ours is long enough to be worth compiling, which takes longer than to lease from a backlog.
 """
 
+NEVER_BY_ITSELF: Final = 2**31 - 1
+"""Executions after which a statement is prepared that does not say so itself."""
+
 LOOK_EVERY: Final = 0.1  #: seconds between two looks at a socket that says nothing
 
 PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:,]+):([0-9]+)")  #: host and port
@@ -65,7 +68,9 @@ async def open_connection(conninfo: str) -> "ServerConnection":
     """
     A connection that works through PgBouncer in transaction mode, and reads JSON exactly.
 
-    No prepared statements, no startup options, nothing set for the session.
+    No startup options, nothing set for the session. Statements are prepared only where they say
+    so, and only by whoever talks to the server itself: a pooler tells its clients a process of
+    its own making.
     Raises psycopg.OperationalError where nobody answers in time.
     """
     said = conninfo_to_dict(conninfo)
@@ -77,6 +82,12 @@ async def open_connection(conninfo: str) -> "ServerConnection":
             connection = await ServerConnection.connect(conninfo, prepare_threshold=None)
     except TimeoutError:
         raise psycopg.OperationalError("no server was found in time") from None
+    try:
+        if await connection.is_direct():
+            connection.prepare_threshold = NEVER_BY_ITSELF
+    except BaseException:
+        connection.let_go()
+        raise
     set_json_loads(read_json, connection)
     set_json_dumps(exact_json.dumps, connection)
     connection.add_notice_handler(connection.notice)
@@ -179,6 +190,14 @@ class ServerConnection(psycopg.AsyncConnection[Any]):
             yield
         finally:
             self.bound = before
+
+    async def is_direct(self) -> bool:
+        """Whether it is the server that we talk to, and nobody who hands its connections out."""
+        await self.set_autocommit(True)
+        cursor = await self.execute("select pg_backend_pid()")
+        (process,) = await cursor.fetchone() or (None,)
+        await self.set_autocommit(False)
+        return bool(process == self.info.backend_pid)
 
     async def commit(self) -> None:
         self.commit_unconfirmed = False

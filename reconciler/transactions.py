@@ -40,8 +40,10 @@ PASSING_STATES: Final = frozenset(
     {
         "25006",  # read-only: the server became a standby under us
         "25P03",  # we were idle in a transaction for too long
+        "26000",  # a prepared statement that a pooler left behind at another server process
         "40001",  # serialization failure
         "40P01",  # deadlock
+        "42P05",  # a prepared statement that somebody else has left there
         "53100",  # disk full
         "53200",  # out of memory
         "53300",  # too many connections

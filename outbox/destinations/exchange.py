@@ -85,8 +85,8 @@ class Connection(asyncio.Protocol):
         outgoing: Outgoing,
         heard: Heard,
         *,
-        half_sent: Callable[[], None],
-        sent: Callable[[], None],
+        half_sent: Callable[[], None] | None,
+        sent: Callable[[], None] | None,
     ) -> None:
         """
         Write *outgoing* and read what is *heard*, until that is over, broken off or too much.
@@ -99,11 +99,14 @@ class Connection(asyncio.Protocol):
         self._reading = reading = _Reading(heard, ended=loop.create_future())
         if self._transport.is_closing():
             reading.over()
-        self._transport.write(outgoing.head())
-        half_sent()
-        if outgoing.body:
+        if half_sent is None:
+            self._transport.write(outgoing.head() + outgoing.body)
+        else:
+            self._transport.write(outgoing.head())
+            half_sent()
             self._transport.write(outgoing.body)
-        sent()
+        if sent is not None:
+            sent()
         await reading.ended
         self._idle_since = loop.time()
 

@@ -158,8 +158,8 @@ class HttpDestination:
         except OSError as error:  # a failed handshake is one too
             raise NotSentError(f"ConnectError: {error}") from None
 
-    def _at(self, point: str) -> Callable[[], None]:
-        return _nothing if self.point is None else partial(self.point, point)
+    def _at(self, point: str) -> Callable[[], None] | None:
+        return None if self.point is None else partial(self.point, point)
 
     def _build(self, request: Request) -> Outgoing:
         """*request* with host, key and credentials. Raises ValueError where it cannot be sent."""
@@ -225,10 +225,6 @@ def _not_sent(why: str) -> Failure:
 def _unsendable(error: Exception) -> Failure:
     kind = type(error).__name__
     return Failure(kind=Sent.NOT_SENT, reason=f"no request can be made: {kind}")
-
-
-def _nothing() -> None:
-    return
 
 
 def _secret(value: Secret) -> str:

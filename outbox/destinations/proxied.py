@@ -45,8 +45,8 @@ class ProxiedLine:
         outgoing: Outgoing,
         heard: Heard,
         *,
-        half_sent: Callable[[], None],
-        sent: Callable[[], None],
+        half_sent: Callable[[], None] | None,
+        sent: Callable[[], None] | None,
     ) -> None:
         """
         Send *outgoing* and read what is *heard*.
@@ -125,12 +125,12 @@ def proxied(  # noqa: PLR0913  # what a line needs
 class _Traced:
     """Names the places within a request, as httpcore tells of them."""
 
-    half_sent: Callable[[], None]
-    sent: Callable[[], None]
+    half_sent: Callable[[], None] | None
+    sent: Callable[[], None] | None
 
     async def __call__(self, event: str, _facts: object) -> None:
         match event:
-            case "http11.send_request_body.started":
+            case "http11.send_request_body.started" if self.half_sent is not None:
                 self.half_sent()
-            case "http11.receive_response_headers.started":
+            case "http11.receive_response_headers.started" if self.sent is not None:
                 self.sent()

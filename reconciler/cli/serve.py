@@ -35,5 +35,5 @@ def command(*, config: Path | None, role: str, as_json: bool) -> None:
         raise click.UsageError(f"unknown role {unknown}; there are {', '.join(ROLES)}")
     from reconciler import daemon, logs, settings
 
-    logs.configure(as_json=as_json)
+    logs.configure(as_json=as_json, as_service=True)
     daemon.main(settings.load(config), roles=roles)

@@ -24,6 +24,7 @@ from outbox.breaker import Breaker
 from outbox.flow import Rate
 from reconciler.database import engine_for
 from reconciler.errors import DatabaseAwayError
+from reconciler.server_connection import conninfo_for, open_connection
 from reconciler.transactions import transact
 from tests.outbox.pretend import Answers, Call, Pretend
 from tests.outbox.world import POLICY, an_entry
@@ -161,6 +162,18 @@ async def test_the_whole_service_through_pgbouncer(tmp_path: Path, database_url:
             " (select oid from pg_database where datname = current_database())"
         )
         assert "Traceback" not in daemon.log
+
+
+@needs_pgbouncer
+async def test_nothing_is_prepared_where_a_pooler_is_in_between(database_url: str) -> None:
+    """The process that it names is of its own making; the server names the one that answers."""
+    async with bouncing(database_url) as url, PostgresProxy(database_url) as proxy:
+        allowed = {}
+        for name, place in {"pooled": url, "far": proxy.url, "direct": database_url}.items():
+            connection = await open_connection(conninfo_for(place))
+            allowed[name] = connection.prepare_threshold is not None
+            await connection.close()
+    assert {"pooled": False, "far": True, "direct": True} == allowed
 
 
 @needs_pgbouncer

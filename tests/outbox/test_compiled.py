@@ -2,7 +2,7 @@
 
 import pytest
 from sqlalchemy import bindparam, event, func, select
-from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.types import Integer, Text
 
 from outbox.compiled import Compiled
@@ -22,6 +22,9 @@ TAKE = Compiled(
         entry_id=func.gen_random_uuid(),
         sender="s",
     )
+)
+PLANNED_ONCE = Compiled(
+    select((1 / bindparam("by", type_=Integer())).label("whole")), prepared=True
 )
 FALL = Compiled(select(func.pg_terminate_backend(func.pg_backend_pid())))
 
@@ -86,3 +89,38 @@ async def test_a_lost_connection_is_noticed_by_its_pool(engine):
     assert is_transient(lost.value)
     async with engine.connect() as connection:
         assert 1 == await connection.scalar(select(1))
+
+
+async def test_only_what_says_so_is_prepared(engine):
+    """However often the others run; and not at all on a connection that does not allow it."""
+    async with engine.connect() as connection:
+        for _ in range(10):
+            await DIVIDED.rows(connection, by=1)
+            await PLANNED_ONCE.rows(connection, by=1)
+        assert ["whole"] == await prepared(connection)
+    async with engine.connect() as connection:
+        driver = (await connection.get_raw_connection()).driver_connection
+        await driver.execute("deallocate all")
+        driver.prepare_threshold = None
+        await PLANNED_ONCE.rows(connection, by=1)
+        assert [] == await prepared(connection)
+
+
+async def test_what_a_pooler_lost_is_not_prepared_again(engine):
+    """Somebody in between handed out another server connection: one failure, and never again."""
+    async with engine.connect() as connection:
+        await PLANNED_ONCE.rows(connection, by=1)
+        driver = (await connection.get_raw_connection()).driver_connection
+        driver.pgconn.exec_(b"deallocate all")  # unseen by the driver
+        with pytest.raises(DBAPIError) as lost:
+            await PLANNED_ONCE.rows(connection, by=1)
+        assert is_transient(lost.value)
+        await connection.rollback()
+        (row,) = await PLANNED_ONCE.rows(connection, by=1)
+        assert (1, []) == (row.whole, await prepared(connection))
+
+
+async def prepared(connection):
+    """What of each statement of ours is prepared: the names of their columns."""
+    found = await connection.exec_driver_sql("select statement from pg_prepared_statements")
+    return [one.rpartition("AS ")[2] for one in found.scalars()]
