@@ -44,6 +44,7 @@ class Taking:
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
         self._turns = 0
+        self._went_past: set[str] = set()  # destinations whose newest went alone in the last turn
         self.next_window = Next.NOTHING
         self.soonest: float | None = None  #: seconds until something that waits may go
 
@@ -103,12 +104,18 @@ class Taking:
         taken = Taken(left=left)
         self._turns += 1
         self._hungry -= free.keys()
-        await self._take_newest(connection, permits, taken, ended)
+        newest = await self._take_newest(connection, permits, taken, ended)
+        # They need not wait until a piece of the backlog is looked through: that comes next.
+        self._went_past = newest - self._went_past
+        if self._went_past:
+            self.next_window = Next.AT_ONCE
         for redriven in (False, True):
             asking = {
                 Backlog(one.destination, redriven): one
                 for one in permits
-                if taken.left[one.destination] and (one.redriven if redriven else one.live)
+                if taken.left[one.destination]
+                and one.destination not in self._went_past
+                and (one.redriven if redriven else one.live)
             }
             if not asking:
                 continue
@@ -133,9 +140,9 @@ class Taking:
         permits: Sequence[Permit],
         taken: "Taken",
         ended: Ended,
-    ) -> None:
+    ) -> set[str]:
         """
-        What was asked for a moment ago goes past a deep backlog that goes nowhere.
+        What was asked for a moment ago goes past a deep backlog that goes nowhere; where it did.
 
         With half of the slots at the most, and where there is one, every second time: what is
         older gets its turn too.
@@ -148,11 +155,12 @@ class Taking:
         }
         windows = await self._windows.newest(connection, live)
         if not windows:
-            return
+            return set()
         asking = {one: (live[one], window) for one, window in windows.items()}
         some, full = await self._lease_in(connection, asking, taken, ended, most=share)
-        # a single slot is full with one, and nothing is left of it for the others
-        self._hungry |= {one.destination for one in full if some[one.destination]}
+        went = {one.destination for one in full if some[one.destination]}
+        self._hungry |= went  # a single slot is full with one, and nothing is left of it
+        return went
 
     async def _lease_in(
         self,
