@@ -85,6 +85,7 @@ def opener(
             # a first address that is dead leaves time for the others
             share = max(0.001, until - loop.time()) / (len(addresses) - number)
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            # the protocol by name: by it asyncio knows that nothing small is to be held back
             opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             opened.setblocking(False)
             try:

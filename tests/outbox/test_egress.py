@@ -1,13 +1,15 @@
 """Where calls may connect to: the table of addresses, and real connections that are not made."""
 
+import asyncio
 import ipaddress
+import socket
 from datetime import timedelta
 
 import httpx
 import pytest
 
 from outbox.destinations import Request
-from outbox.destinations.connecting import GuardedTransport, allowed_addresses
+from outbox.destinations.connecting import GuardedTransport, allowed_addresses, opener
 from outbox.destinations.http import HttpDestination
 from outbox.egress import BlockedError, Egress, Listener, chosen, read_networks, refusal
 from outbox.entry import State
@@ -204,3 +206,15 @@ async def test_a_blocked_entry_waits_for_its_configuration(world):
     await world.time_passes(timedelta(hours=1))
     await world.relay_once()
     assert ["delivered"] == await world.states()
+
+
+@pytest.mark.anyio
+async def test_nothing_small_is_held_back(pretend):
+    """A body behind its head would wait for what the other side is in no hurry to say: 40 ms."""
+    port = int(pretend.url.rpartition(":")[2])
+    its_socket = await opener(HERE)("127.0.0.1", port, 5.0)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(asyncio.Protocol, sock=its_socket)
+    option = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    transport.close()
+    assert option
