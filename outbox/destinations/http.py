@@ -93,7 +93,7 @@ class HttpDestination:
             return _unsendable(error)
 
         seconds, reusable = timeout.total_seconds(), request.idempotent
-        line = self._fresh() if reusable else None
+        line = await self._fresh() if reusable else None
         try:
             async with asyncio.timeout(seconds):
                 if line is None:
@@ -124,12 +124,13 @@ class HttpDestination:
         while self._kept:
             await self._kept.pop().close()
 
-    def _fresh(self) -> "Connection | ProxiedLine | None":
+    async def _fresh(self) -> "Connection | ProxiedLine | None":
         """A kept connection that can be used; those that cannot are let go of."""
         while self._kept:
             line = self._kept.pop()
             if line.is_fresh(idle_limit=IDLE_LIMIT):
                 return line
+            await line.close()
         return None
 
     async def _connected(self, seconds: float) -> "Connection | ProxiedLine":

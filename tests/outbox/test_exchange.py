@@ -10,6 +10,7 @@ import pytest
 from outbox.verdict import Answer, Failure, Sent
 from tests.outbox.pretend import Misbehaves, in_turn
 from tests.outbox.test_http import SOON, a_request
+from tests.outbox.world import until
 
 pytestmark = pytest.mark.anyio
 
@@ -115,3 +116,20 @@ async def test_over_tls_only_who_proves_to_be_the_host_is_told_anything(world, h
     assert isinstance(refused, Failure)
     assert Sent.NOT_SENT == refused.kind
     assert (1, 2) == (len(connections), len(heard))
+
+
+async def test_a_connection_that_lay_idle_for_too_long_is_closed(pretend, world, monkeypatch):
+    """The other side may keep its end for hours; ours counts against the process's files."""
+    monkeypatch.setattr("outbox.destinations.http.IDLE_LIMIT", 0.0)
+    channel = world.channel()
+    await channel.send(a_request(), timeout=SOON)
+    before = files()
+    for _ in range(10):
+        await channel.send(a_request(), timeout=SOON)
+    assert 11 == pretend.connections
+    await until(lambda: files() <= before)
+
+
+def files() -> int:
+    """How many this process has open, sockets among them."""
+    return len(list(Path("/proc/self/fd").iterdir()))
