@@ -3,6 +3,7 @@
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
+    CTE,
     Boolean,
     ColumnElement,
     Double,
@@ -84,13 +85,10 @@ def _lease_statement() -> Update:
         .prefix_with("MATERIALIZED")
     )
     held = picked.c
-    # Named twice: how many were picked cannot be estimated, and of a join alone a planner that
-    # thinks of a tenth of a deep backlog reads the whole table.
-    ids = func.array(select(held.id).scalar_subquery())
     goes_on = held.fate == PENDING
     return (
         update(outbox)
-        .where(outbox.c.id == any_(ids), outbox.c.id == held.id)
+        .where(*these(picked))
         .values(
             state=held.fate,
             attempts=outbox.c.attempts + case((goes_on, 1), else_=0),
@@ -113,6 +111,17 @@ def _lease_statement() -> Update:
             LETS_GO_SOON.label("lets_go"),
         )
     )
+
+
+def these(picked: CTE) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """
+    The entries whose ids were *picked*.
+
+    Named twice: how many they are cannot be estimated, and of a join alone a planner that thinks
+    of a tenth of a deep backlog reads the whole table.
+    """
+    ids = func.array(select(picked.c.id).scalar_subquery())
+    return outbox.c.id == any_(ids), outbox.c.id == picked.c.id
 
 
 def _room(wanted: FromClause) -> LateralFromClause:

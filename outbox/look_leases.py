@@ -9,8 +9,10 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.destinations import Destination
-from outbox.look_statements import AT_ONCE, LATER, TAKE
+from outbox.look_statements import LATER, TAKE
 from outbox.looking_up import Looked
+
+AT_ONCE = 4  # looks under way at one destination, in this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

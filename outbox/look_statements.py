@@ -24,9 +24,9 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.compiled import Compiled
 from outbox.flow_tables import pauses
+from outbox.lease_statement import these
 from outbox.store import LOOK_DUE, SECOND, UNCERTAIN, C, Time, outbox, record_set
 
-AT_ONCE = 4  # looks under way at one destination, in this process
 NEVER = literal_column("timestamptz '9000-01-01 00:00:00+00'", Time)  # a person's turn
 
 #: of which destination, and of which effects there: only these (null: any), never those
@@ -53,18 +53,15 @@ def is_to_look_up(wanted: FromClause) -> list[ColumnElement[bool]]:
 def _take_statement() -> Update:
     wanted = record_set("wanted", {**WHICH, "lease": Double(), "free": Integer()})
     asks = wanted.c
-    free = (
+    due = (
         select(outbox.c.id)
         .where(*is_to_look_up(wanted))
         .order_by(LOOK_DUE)
         .limit(asks.free)
         .with_for_update(skip_locked=True)
         .correlate(wanted)
-        .subquery("free")
+        .lateral("due")
     )
-    # A number that the planner can see: of an unknown one it expects so many that it would read
-    # the whole table for them.
-    due = select(free.c.id).limit(literal_column(str(AT_ONCE))).correlate(wanted).lateral("due")
     picked = (
         select(due.c.id, asks.lease)
         .select_from(wanted.join(due, true()))
@@ -75,7 +72,7 @@ def _take_statement() -> Update:
     since = func.extract("epoch", func.now() - outbox.c.completed_at)
     return (
         update(outbox)
-        .where(outbox.c.id == picked.c.id)
+        .where(*these(picked))
         .values(looks=outbox.c.looks + 1, look_at=func.now() + picked.c.lease * SECOND)
         .returning(
             *(outbox.c[name] for name in ("id", *names, "idempotency_key", "body", "attempts")),

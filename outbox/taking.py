@@ -43,7 +43,6 @@ class Taking:
         self._in_flight: Counter[str] = Counter()
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
-        self._turns = 0
         self._went_past: set[str] = set()  # destinations whose newest went alone in the last turn
         self.next_window = Next.NOTHING
         self.soonest: float | None = None  #: seconds until something that waits may go
@@ -102,7 +101,6 @@ class Taking:
             for one in permits
         }
         taken = Taken(left=left)
-        self._turns += 1
         self._hungry -= free.keys()
         newest = await self._take_newest(connection, permits, taken, ended)
         # They need not wait until a piece of the backlog is looked through: that comes next.
@@ -147,7 +145,10 @@ class Taking:
         With half of the slots at the most, and where there is one, every second time: what is
         older gets its turn too.
         """
-        share = {name: slots // 2 or self._turns % 2 for name, slots in taken.left.items()}
+        share = {
+            name: slots // 2 or int(slots == 1 and name not in self._went_past)
+            for name, slots in taken.left.items()
+        }
         live = {
             Backlog(one.destination, redriven=False): one
             for one in permits

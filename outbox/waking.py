@@ -14,6 +14,7 @@ class Wake(asyncio.Event):
     """
 
     _wanted = False
+    _waiting = 0
     _soon: asyncio.TimerHandle | None = None
 
     def set(self) -> None:
@@ -29,8 +30,6 @@ class Wake(asyncio.Event):
     def clear(self) -> None:
         self._forget()
         super().clear()
-
-    _waiting = 0
 
     async def wait(self) -> Literal[True]:
         self._waiting += 1

@@ -77,7 +77,7 @@ class HttpDestination:
     proxy: Secret | None = None
     tls: ssl.SSLContext | None = None
     point: Callable[[str], None] | None = None  #: told how far a call is; only for tests of crashes
-    _kept: "list[Connection | ProxiedLine]" = field(default_factory=list, init=False)
+    _kept: list[Connection] = field(default_factory=list, init=False)
 
     async def send(self, request: Request, *, timeout: timedelta) -> Answer | Failure:
         """
@@ -93,7 +93,7 @@ class HttpDestination:
             return _unsendable(error)
 
         seconds, reusable = timeout.total_seconds(), request.idempotent
-        line = await self._fresh() if reusable else None
+        line: Connection | ProxiedLine | None = await self._fresh() if reusable else None
         try:
             async with asyncio.timeout(seconds):
                 if line is None:
@@ -113,18 +113,24 @@ class HttpDestination:
         else:
             return _ended(heard, f"no answer: {heard.error}")
         finally:
-            if line is not None:
-                if reusable and line.may_be_kept() and len(self._kept) < self.concurrency:
-                    self._kept.append(line)
-                else:
-                    await line.close()
+            if line is not None and not (reusable and self._keep(line)):
+                await line.close()
 
     async def close(self) -> None:
         """Let go of every connection that was kept."""
         while self._kept:
             await self._kept.pop().close()
 
-    async def _fresh(self) -> "Connection | ProxiedLine | None":
+    def _keep(self, line: Connection | ProxiedLine) -> bool:
+        """Keep *line* for another call, where that is safe and there is room."""
+        if not isinstance(line, Connection) or not line.may_be_kept():
+            return False
+        if len(self._kept) >= self.concurrency:
+            return False
+        self._kept.append(line)
+        return True
+
+    async def _fresh(self) -> Connection | None:
         """A kept connection that can be used; those that cannot are let go of."""
         while self._kept:
             line = self._kept.pop()
@@ -133,7 +139,7 @@ class HttpDestination:
             await line.close()
         return None
 
-    async def _connected(self, seconds: float) -> "Connection | ProxiedLine":
+    async def _connected(self, seconds: float) -> Connection | ProxiedLine:
         """A new connection. Raises BlockedError, NotSentError; nothing has been sent by then."""
         base = _place(self.base_url)
         encrypted = base.scheme == "https"
@@ -143,9 +149,7 @@ class HttpDestination:
             self.tls.set_alpn_protocols(["http/1.1"])
         if self.proxy is not None:
             told = _secret(self.proxy)
-            return proxied(
-                base, told, egress=self.egress, tls=self.tls, seconds=seconds, idle=IDLE_LIMIT
-            )
+            return proxied(base, told, egress=self.egress, tls=self.tls, seconds=seconds)
         host = base.raw_host.decode("ascii")
         port = base.port or (443 if encrypted else 80)
         try:

@@ -72,14 +72,6 @@ class ProxiedLine:
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             heard.error = type(error).__name__
 
-    def may_be_kept(self) -> bool:
-        """Whether another request may follow."""
-        return False
-
-    def is_fresh(self, *, idle_limit: float) -> bool:  # noqa: ARG002  # it is never kept
-        """Whether it can be used now."""
-        return False
-
     async def close(self) -> None:
         """Let go of it."""
         with suppress(httpx.HTTPError, OSError, TimeoutError):
@@ -112,11 +104,11 @@ class ProxiedLine:
         )
 
 
-def proxied(  # noqa: PLR0913  # what a line needs
-    base: httpx.URL, proxy: str, *, egress: Egress, tls: ssl.SSLContext, seconds: float, idle: float
+def proxied(
+    base: httpx.URL, proxy: str, *, egress: Egress, tls: ssl.SSLContext, seconds: float
 ) -> ProxiedLine:
     """A line to *base* through *proxy*, whose own address the guard judges."""
-    limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=idle)
+    limits = httpx.Limits(max_connections=1, max_keepalive_connections=0)
     transport = GuardedTransport(egress, tls=tls, proxy=proxy, limits=limits)
     return ProxiedLine(base=base, seconds=seconds, transport=transport)
 
