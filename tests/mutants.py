@@ -257,6 +257,14 @@ MUTANTS = (
         story="tests/outbox/test_flow.py::test_what_is_too_old_when_it_would_be_sent_is_skipped",
     ),
     Mutant(
+        promise="P16",
+        file="outbox/destinations/http.py",
+        before="                return line\n            await line.close()\n",
+        after="                return line\n",
+        story="tests/outbox/test_exchange.py::"
+        "test_a_connection_that_lay_idle_for_too_long_is_closed",
+    ),
+    Mutant(
         promise="P17",
         file="reconciler/receiver/app.py",
         before="Told(status=200, outcome=Outcome.QUARANTINED",

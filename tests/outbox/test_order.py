@@ -218,16 +218,20 @@ async def fails_now_and_then(world, so_far):
 
 async def test_a_deep_backlog_that_waits_is_looked_through_in_pieces(world, pretend, monkeypatch):
     """
-    The head of a lane backs off, a hundred others wait for it, and behind all of them
+    The head of a lane backs off, a hundred others wait for it, and in the midst of them
     one of another lane is ready. It is found, though no turn looks at all of them.
     """
     monkeypatch.setattr("outbox.windows._ENDS", ends(10))
+    monkeypatch.setattr("outbox.windows._NEWEST", last(5))
     pretend.behave = lambda _number, call: Answers(status=503 if call.key == "key_1" else 200)
     await world.enqueue(ordered(1, 0))
     await world.relay_once()
-    await world.enqueue(*(ordered(n, n) for n in range(100, 200)), ordered(2, 1, key="43"))
-    async with world.running():
+    await world.enqueue(*(ordered(n, n) for n in range(100, 150)))
+    await world.enqueue(ordered(2, 1, key="43"))
+    await world.enqueue(*(ordered(n, n) for n in range(150, 200)))
+    async with world.running() as running:
         await world.until(lambda: len(pretend.calls) == 2)
+        assert running.turns >= 5
     assert ["key_1", "key_2"] == pretend.keys
     assert 100 == (await world.states()).count("pending") - 1
 
