@@ -257,10 +257,15 @@ async def test_tables_that_were_there_pass_like_an_outage(claims, statement):
 
 
 async def test_two_transactions_that_lock_in_opposite_order_both_commit(claims):
-    """PostgreSQL breaks the deadlock by failing one of them, which runs again (C57)."""
+    """PostgreSQL breaks the deadlock by failing one of them, which runs again (C57).
+
+    It runs again when the other has committed: sooner, it may get its first row before the other
+    wakes up, and the two stand in each other's way once more.
+    """
     async with claims.begin() as connection:
         await connection.execute(text("insert into claims values (1), (2)"))
     both_hold_one = asyncio.Barrier(2)
+    committed = asyncio.Event()
     runs = []
 
     async def lock(connection: AsyncConnection, order: tuple[int, int]) -> None:
@@ -271,9 +276,16 @@ async def test_two_transactions_that_lock_in_opposite_order_both_commit(claims):
             await both_hold_one.wait()
         await connection.execute(statement, {"id": order[1]})
 
+    async def until_the_other_has_committed(_seconds: float) -> None:
+        await committed.wait()
+
+    async def commit(order: tuple[int, int]) -> None:
+        await transact(claims, lambda c: lock(c, order), sleep=until_the_other_has_committed)
+        committed.set()
+
     async with asyncio.TaskGroup() as both:
-        both.create_task(transact(claims, lambda c: lock(c, (1, 2)), sleep=at_once))
-        both.create_task(transact(claims, lambda c: lock(c, (2, 1)), sleep=at_once))
+        both.create_task(commit((1, 2)))
+        both.create_task(commit((2, 1)))
     assert 3 == len(runs)
 
 
