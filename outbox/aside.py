@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from outbox.settling import Mark
@@ -45,5 +44,5 @@ class Aside:
             if mark.id in late or now - since < PATIENCE:
                 break
             self._waiting.popleft()
-            late[mark.id] = replace(mark, late=True)
+            late[mark.id] = mark._replace(late=True)
         return list(late.values()) or [self._waiting.popleft()[1]]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 SPREAD = 0.25  # of a pause is added at most, so that replicas and destinations drift apart
@@ -73,8 +74,7 @@ class Breaker:
         return min(grown, self.pause_max) * (1 + SPREAD * jitter)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     """What one call told of its destination."""
 
     destination: str

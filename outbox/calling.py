@@ -4,6 +4,7 @@ import random as randomness
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -127,8 +128,7 @@ def _state_after(judged: Verdict) -> State:
             return State.UNCERTAIN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempted:
+class Attempted(NamedTuple):
     """One attempt, for whoever counts them."""
 
     id: UUID

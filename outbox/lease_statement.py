@@ -67,6 +67,8 @@ def _lease_statement() -> Update:
             "max_attempts": Integer(),
             "key_life": Double(),
             "concurrency": Integer(),
+            "ahead": Integer(),
+            "waiting": Integer(),
             "redriven": Boolean(),
             "probe": Boolean(),
             "after": Time,
@@ -125,11 +127,17 @@ def these(picked: CTE) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
 
 
 def _room(wanted: FromClause) -> LateralFromClause:
-    """How many may be taken: what is wanted, less than the destination takes at once in all."""
+    """
+    How many may be taken: what is wanted, less than the destination takes at once in all.
+
+    What is leased *ahead* comes on top: it is called when a call of ours ends. What is *waiting*
+    so already is not under way, as the database has to think.
+    """
     ended = record_set("ended", {"id": Uuid(), "attempt": Integer()}, parameter="ended")
     over = select(ended.c.id).where(ended.c.id == outbox.c.id, ended.c.attempt == outbox.c.attempts)
     # The first so many, in the index's order: whoever scans an index remembers there what is dead,
     # and would not in a bitmap, which would grow with every call of the last minute.
+    most = wanted.c.concurrency + wanted.c.waiting
     open_calls = (
         select(outbox.c.id)
         .where(
@@ -139,16 +147,16 @@ def _room(wanted: FromClause) -> LateralFromClause:
             ~over.correlate(outbox).exists(),
         )
         .order_by(outbox.c.due_at)
-        .limit(wanted.c.concurrency)
+        .limit(most)
         .correlate(wanted)
         .subquery("open_calls")
     )
     under_way = select(func.count()).select_from(open_calls).scalar_subquery()
-    # without a limit of the destination the second is null, and the first counts
-    left = func.least(wanted.c.free, wanted.c.concurrency - under_way)
+    # without a limit of the destination `most` is null, and what is free counts
+    left = case((most.is_not(None), func.greatest(most - under_way, 0) + wanted.c.ahead))
     # Correlated by word, since SQLAlchemy does it by itself only where another FROM is left: each
     # destination would be given the room of all others too. Offset: counted once, not per entry.
-    room = select(func.greatest(left, 0).label("room")).correlate(wanted).offset(0)
+    room = select(func.least(wanted.c.free, left).label("room")).correlate(wanted).offset(0)
     return room.lateral("room")
 
 

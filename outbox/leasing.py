@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Row
@@ -21,19 +21,20 @@ class Wanted:
     """How much may be taken for one destination, and by which of its limits."""
 
     destination: str
-    free: int
+    free: int  #: calls, those *ahead* among them
     lease: timedelta
     hold_after_dead: bool
     max_attempts: int
     key_life: timedelta
     concurrency: int | None = None  #: calls under way at once over all processes; None: any number
+    ahead: int = 0  #: how many of them begin only when a call ends that is under way
+    waiting: int = 0  #: leased by us for the same before, and not under way yet
     redriven: bool = False  #: which ones: those that a person gave new attempts, or the others
     probe: bool = False
     window: Window = EVERYTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leased:
+class Leased(NamedTuple):
     """An entry that is ours to call, once, until its lease ends."""
 
     id: UUID
@@ -53,7 +54,7 @@ class Leased:
     refusals: int
     maybe_sent: bool  #: an earlier attempt may have taken effect
     probe: bool  #: the one call that an open breaker lets through
-    room: int  #: for so many calls there was room when it was taken, this one included
+    room: int  #: so many could have been taken when it was, this one included
     leased_at: datetime
     lease_ends: datetime
 
@@ -95,6 +96,8 @@ async def lease(
             "max_attempts": one.max_attempts,
             "key_life": one.key_life.total_seconds(),
             "concurrency": one.concurrency,
+            "ahead": one.ahead,
+            "waiting": one.waiting,
             "redriven": one.redriven,
             "probe": one.probe,
             **bounds(one.window),

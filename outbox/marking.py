@@ -24,7 +24,7 @@ Point = Callable[[str], None]
 
 DATABASE_TROUBLE = (SQLAlchemyError, OSError)
 BATCH_MAX = 200
-ENOUGH = 50  # marks that wait for no further ones
+ENOUGH = 100  # marks that wait for no further ones
 WAITING_MAX = 1000  # marks; beyond it no more is leased
 FIRST_PAUSE = 0.05  # seconds
 LONGEST_PAUSE = 2.0  # seconds

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -55,7 +54,7 @@ class Noting:
         was asked for is asked for its entry alone.
         """
         seen = [
-            one if one.destination in self._rated else replace(one, slowed=None) for one in seen
+            one if one.destination in self._rated else one._replace(slowed=None) for one in seen
         ]
         worth = self._troubled | {
             one.destination for one in seen if one.trouble or one.probe or one.slowed is not None

@@ -8,6 +8,7 @@ from datetime import timedelta
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from outbox.ahead import Ready
 from outbox.backoff import Backoff
 from outbox.calling import (
     Attempted,
@@ -27,6 +28,7 @@ from outbox.noting import Noting
 from outbox.resting import Follow
 from outbox.settling import Mark
 from outbox.taking import Taking
+from outbox.telling import is_well
 from outbox.verdict import Before, verdict
 from outbox.waking import Wake
 from outbox.windows import Next
@@ -100,14 +102,13 @@ async def run_once(  # noqa: PLR0913  # its edges are passed in
     """
     edges = Edges(metrics=metrics, point=point, follow=follow)
     relay = Relay(engine, destinations, policy, edges)
-    asked_at = edges.clock()
-    leased, _ = await relay.lease_free()
+    ready, _ = await relay.lease_free()
     never = asyncio.Event()
     async with asyncio.TaskGroup() as calls:
-        for one in leased:
-            calls.create_task(relay.attempt(one, asked_at=asked_at, stop=never))
+        for one in ready:
+            calls.create_task(relay.call_from(one, stop=never))
     await relay.marking.flush()
-    return len(leased)
+    return len(ready)
 
 
 class Relay:
@@ -167,10 +168,10 @@ class Relay:
                 progress()
             await self._edges.turn()
             self.wake.clear()
+            self._give_back(self._taking.overdue())
             if not self.marking.behind:
-                asked_at = self._edges.clock()
                 try:
-                    leased, given_up = await self.lease_free()
+                    ready, given_up = await self.lease_free()
                 except DATABASE_TROUBLE as error:
                     if not outages:
                         log.warning("relay.database_away", error=told(error))
@@ -180,18 +181,31 @@ class Relay:
                 if outages:
                     log.info("relay.database_back", failures=outages)
                 outages = 0
-                for one in leased:
-                    calls.create_task(self.attempt(one, asked_at=asked_at, stop=stop))
+                for one in ready:
+                    calls.create_task(self.call_from(one, stop=stop))
                 if given_up:
                     continue  # their slots are still free
             await pause(self.wake, self._rest())
+        self._give_back(self._taking.all_ahead())
 
-    async def lease_free(self) -> tuple[list[Leased], list[GivenUp]]:
-        """Lease for every free slot; each of them is taken until its attempt has ended."""
+    async def lease_free(self) -> tuple[list[Ready], list[GivenUp]]:
+        """Lease for every free slot; each of them is taken until its calls have ended."""
         return await self._taking.take(self.marking.ended)
 
-    async def attempt(self, leased: Leased, *, asked_at: float, stop: asyncio.Event) -> None:
+    async def call_from(self, ready: Ready, *, stop: asyncio.Event) -> None:
+        """Use one slot: for this call, and for those that wait for it."""
+        following: Ready | None = ready
+        while following is not None:
+            await self.attempt(following, stop=stop)
+            if self.marking.behind:  # what is called and cannot be marked would be called again
+                self._give_back(self._taking.all_ahead())
+            following = self._release(following.leased.destination)
+            # What several answers set free goes out together, with one look at the sockets.
+            await asyncio.sleep(0)
+
+    async def attempt(self, ready: Ready, *, stop: asyncio.Event) -> None:
         """Make the one call that this lease allows, unless it is too late for it."""
+        leased, asked_at = ready
         destination = self._destinations[leased.destination]
         began = self._edges.clock()
         last_moment = self._policy.lease - destination.timeout
@@ -199,15 +213,11 @@ class Relay:
         if stop.is_set() or late:
             log.info("relay.released", entry=str(leased.id), attempt=leased.attempt, late=late)
             self.marking.add(leased)
-            self._free(leased.destination)
             return
 
-        try:
-            self._edges.point("relay-before-send")
-            result = await call(destination, leased)
-            self._edges.point("relay-after-send")
-        finally:
-            self._free(leased.destination)
+        self._edges.point("relay-before-send")
+        result = await call(destination, leased)
+        self._edges.point("relay-after-send")
 
         ended = self._edges.clock()
         before = Before(
@@ -219,10 +229,12 @@ class Relay:
         now = leased.leased_at + timedelta(seconds=ended - asked_at)  # the database's clock
         ruling = verdict(result, destination.rules, before, now=now)
         jitter = self._edges.random()
-        self.marking.add(
-            mark_of(leased, ruling, self._policy.backoff, jitter=jitter, result=result)
-        )
-        self._edges.metrics(tell(leased, ruling, seconds=ended - began))
+        mark = mark_of(leased, ruling, self._policy.backoff, jitter=jitter, result=result)
+        self.marking.add(mark)
+        seconds = ended - began
+        well = leased.idempotent and mark.seen is not None and is_well(mark.seen)
+        self._give_back(self._taking.went(leased.destination, seconds=seconds, well=well))
+        self._edges.metrics(tell(leased, ruling, seconds=seconds))
 
     def _rest(self) -> float:
         """How long to wait for a hint before the next turn, in seconds."""
@@ -232,16 +244,24 @@ class Relay:
                 return 0.0
             case Next.SOON:
                 rest /= HASTE
-        soonest = self._taking.soonest
-        return rest if soonest is None else min(rest, soonest)
+        waits = (rest, self._taking.soonest, self._taking.overdue_in())
+        return min(wait for wait in waits if wait is not None)
 
-    def _free(self, destination: str) -> None:
-        if not self._taking.release(destination):
-            return
-        if self._taking.has_many_free(destination):
-            self.wake.set()
-        else:
-            self.wake.set_soon()  # a lease costs about as much for one call as for ten
+    def _release(self, destination: str) -> Ready | None:
+        following = self._taking.release(destination)
+        if self._taking.is_worth_a_turn(destination):
+            if self._taking.has_many_free(destination):
+                self.wake.set()
+            else:
+                self.wake.set_soon()  # a lease costs about as much for one call as for ten
+        return following
+
+    def _give_back(self, unsent: Sequence[Leased]) -> None:
+        """What was leased ahead is not to be called by us now."""
+        if unsent:
+            log.info("relay.given_back", calls=len(unsent))
+        for one in unsent:
+            self.marking.add(one)
 
     def _on_written(self, batch: Sequence[Mark | Leased]) -> None:
         if any(one.ordered or was_probe(one) for one in batch):

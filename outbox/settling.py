@@ -1,9 +1,8 @@
 """Writing down what attempts came to. Callers own the transaction."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
@@ -47,8 +46,7 @@ from outbox.verdict import Answer, Reply
 KEPT_ATTEMPTS = 100  #: of one entry, beside its first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """What one attempt came to, as it is written down."""
 
     id: UUID

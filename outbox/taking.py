@@ -1,15 +1,17 @@
 """One turn of a relay: what may go is asked for, taken for the free slots, and written down."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox import flow
+from outbox.ahead import Ahead, Ready
 from outbox.calling import Edges
 from outbox.destinations import Destination
 from outbox.flow import Asked, Permit
@@ -41,67 +43,112 @@ class Taking:
         self._may_call = may_call
         self._learn = learn
         self._in_flight: Counter[str] = Counter()
+        self._ahead = Ahead()
+        self._passed_on: Counter[str] = Counter()  # slots, since the turn began
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
         self._went_past: set[str] = set()  # destinations whose newest went alone in the last turn
         self.next_window = Next.NOTHING
         self.soonest: float | None = None  #: seconds until something that waits may go
 
-    def release(self, destination: str) -> bool:
-        """One slot is free again; True if something may be waiting for it."""
-        self._in_flight[destination] -= 1
-        return destination in self._hungry
+    def release(self, destination: str) -> Ready | None:
+        """A call has ended: the next one has its slot, or else the slot is free again."""
+        following = self._ahead.next(destination)
+        if following is None:
+            self._in_flight[destination] -= 1
+        else:
+            self._passed_on[destination] += 1
+        return following
+
+    def is_worth_a_turn(self, destination: str) -> bool:
+        """Whether something may be waiting for it that a turn would take."""
+        if destination not in self._hungry:
+            return False
+        concurrency = self._destinations[destination].concurrency
+        return self._in_flight[destination] < concurrency or self._more(destination) > 0
 
     def has_many_free(self, destination: str) -> bool:
         """Whether half of its slots are free: then it is worth while to fill them at once."""
         return 2 * self._in_flight[destination] <= self._destinations[destination].concurrency
 
-    async def take(self, ended: Ended) -> tuple[list[Leased], list[GivenUp]]:
-        """Lease for every free slot; each of them is taken until it is released."""
-        free = {
-            name: one.concurrency - self._in_flight[name]
-            for name, one in self._destinations.items()
-            if one.concurrency > self._in_flight[name]
-        }
+    def went(self, destination: str, *, seconds: float, well: bool) -> list[Leased]:
+        """How a call went; what is not to be called after it."""
+        self._ahead.went(destination, seconds=seconds, well=well)
+        return [] if well else self._ahead.drop(destination)
+
+    def overdue(self) -> list[Leased]:
+        """What was leased for slots that did not become free."""
+        return self._ahead.drop_overdue(self._edges.clock())
+
+    def all_ahead(self) -> list[Leased]:
+        """All that waits for slots, and does no longer."""
+        return self._ahead.drop_all()
+
+    def overdue_in(self) -> float | None:
+        """Seconds until something will have waited for a slot for too long."""
+        return self._ahead.overdue_in(self._edges.clock())
+
+    async def take(self, ended: Ended) -> tuple[list[Ready], list[GivenUp]]:
+        """Lease for every free slot, and ahead; what has a slot now, until that is released."""
+        rooms = {name: room for name in self._destinations if (room := self._room(name)).total}
         self.soonest, self.next_window = None, Next.NOTHING
-        if not free:
+        if not rooms:
             return [], []
 
+        asked_at = self._edges.clock()
+        under_way = self._in_flight.copy()
+        self._passed_on.clear()
         async with self._engine.begin() as connection:
             if not await self._may_call(connection):
                 return [], []
-            rates = {name: self._destinations[name].rate for name in free}
+            rates = {name: self._destinations[name].rate for name in rooms}
             asked = await flow.ask(connection, rates)
-            leased, given_up = await self._take(connection, asked.permits, free, ended)
-            called = Counter(one.destination for one in leased)
+            taken = await self._take(connection, asked.permits, rooms, ended)
+            called = Counter(one.destination for one in taken.leased)
             await flow.take(connection, asked.permits, called, lease=self._lease)
-            if leased:
+            if taken.leased:
                 self._edges.point("relay-in-lease")
-        if leased:
+        if taken.leased:
             self._edges.point("relay-after-lease")
-        self._in_flight.update(called)
         self._learn(asked)
         waits = [asked.soonest, *(one.again for one in asked.permits if called[one.destination])]
         self.soonest = min((wait for wait in waits if wait is not None), default=None)
-        _tell(given_up)
-        return leased, given_up
+        _tell(taken.given_up)
+        self._ahead.add(taken.leased, at=asked_at)
+        # A slot that was passed on may have been counted as free, and its call as one that waits.
+        slots = {
+            name: under_way[name] + max(0, taken.granted[name] - self._passed_on[name])
+            for name in called
+        }
+        return list(self._begin(slots)), taken.given_up
+
+    def _room(self, name: str) -> "Room":
+        slots = self._destinations[name].concurrency - self._in_flight[name]
+        more = self._more(name) if name in self._hungry and self._in_flight[name] else 0
+        return Room(slots=slots, ahead=more)
+
+    def _more(self, name: str) -> int:
+        return self._ahead.more(name, self._destinations[name].concurrency)
+
+    def _begin(self, slots: Mapping[str, int]) -> Iterator[Ready]:
+        """What waits, for as many *slots* as may be busy at once."""
+        for name, most in slots.items():
+            while self._in_flight[name] < most and (ready := self._ahead.next(name)) is not None:
+                self._in_flight[name] += 1
+                yield ready
 
     async def _take(
         self,
         connection: AsyncConnection,
         permits: Sequence[Permit],
-        free: Mapping[str, int],
+        rooms: Mapping[str, "Room"],
         ended: Ended,
-    ) -> tuple[list[Leased], list[GivenUp]]:
+    ) -> "Taken":
         """Live entries first, and what is left of the slots for redriven ones."""
-        left = {
-            one.destination: free[one.destination]
-            if one.most is None
-            else min(free[one.destination], one.most)
-            for one in permits
-        }
-        taken = Taken(left=left)
-        self._hungry -= free.keys()
+        taken = Taken(
+            rooms={one.destination: rooms[one.destination].within(one.most) for one in permits}
+        )
+        self._hungry -= rooms.keys()
         newest = await self._take_newest(connection, permits, taken, ended)
         # They need not wait until a piece of the backlog is looked through: that comes next.
         self._went_past = newest - self._went_past
@@ -111,7 +158,7 @@ class Taking:
             asking = {
                 Backlog(one.destination, redriven): one
                 for one in permits
-                if taken.left[one.destination]
+                if taken.rooms[one.destination].total
                 and one.destination not in self._went_past
                 and (one.redriven if redriven else one.live)
             }
@@ -129,8 +176,10 @@ class Taking:
                 for (name, _), enough in full.items()
                 if enough or (not some[name] and self._in_flight[name])
             }
-            self.next_window = max(self.next_window, self._windows.looked(full, some))
-        return taken.leased, taken.given_up
+            next_window, more = self._windows.looked(full, some)
+            self.next_window = max(self.next_window, next_window)
+            self._hungry |= more  # a turn that finds no slot free must not forget them
+        return taken
 
     async def _take_newest(
         self,
@@ -145,14 +194,14 @@ class Taking:
         With half of the slots at the most, and where there is one, every second time: what is
         older gets its turn too.
         """
-        share = {
-            name: slots // 2 or int(slots == 1 and name not in self._went_past)
-            for name, slots in taken.left.items()
-        }
+        share = {}
+        for name, room in taken.rooms.items():
+            alone = int(room.slots == 1 and name not in self._went_past)
+            share[name] = Room(slots=room.slots // 2 or alone)
         live = {
             Backlog(one.destination, redriven=False): one
             for one in permits
-            if one.live and share[one.destination]
+            if one.live and share[one.destination].total
         }
         windows = await self._windows.newest(connection, live)
         if not windows:
@@ -170,45 +219,71 @@ class Taking:
         taken: "Taken",
         ended: Ended,
         *,
-        most: Mapping[str, int] | None = None,
+        most: Mapping[str, "Room"] | None = None,
     ) -> tuple[Counter[str], dict[Backlog, bool]]:
         """How much was found for each destination, and whether that was all that was wanted."""
-        limits = taken.left if most is None else most
+        limits = taken.rooms if most is None else most
         wanted = [
-            replace(self._wanted(backlog, permit, limits), window=window)
+            replace(self._wanted(backlog, permit, limits[backlog.destination]), window=window)
             for backlog, (permit, window) in asking.items()
         ]
         some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
         number = Counter(one.destination for one in some)
         number.update(one.destination for one in gone)
         # Others may have left less room than we have slots: then one that ends makes some.
-        room = {**limits, **{one.destination: one.room for one in some}}
-        full = {one: number[one.destination] >= room[one.destination] for one in asking}
-        taken.left = {name: slots - number[name] for name, slots in taken.left.items()}
+        rooms = {name: one.total for name, one in limits.items()}
+        rooms |= {one.destination: one.room for one in some}
+        full = {one: number[one.destination] >= rooms[one.destination] for one in asking}
+        for name, some_more in number.items():
+            taken.granted[name] += min(some_more, rooms[name] - limits[name].ahead)
+            taken.rooms[name] = taken.rooms[name].less(some_more)
         taken.leased += some
         taken.given_up += gone
         return number, full
 
-    def _wanted(self, backlog: Backlog, permit: Permit, left: Mapping[str, int]) -> Wanted:
+    def _wanted(self, backlog: Backlog, permit: Permit, room: "Room") -> Wanted:
         destination = self._destinations[backlog.destination]
         return Wanted(
             destination=backlog.destination,
-            free=left[backlog.destination],
+            free=room.total,
             lease=self._lease,
             hold_after_dead=destination.after_dead == "hold",
             max_attempts=destination.max_attempts,
             key_life=destination.key_life(lease=self._lease),
             concurrency=destination.concurrency,
+            ahead=room.ahead,
+            waiting=self._ahead.waiting(backlog.destination),
             redriven=backlog.redriven,
             probe=permit.probe,
         )
+
+
+class Room(NamedTuple):
+    """How much is wanted for one destination: calls for free *slots*, and others *ahead*."""
+
+    slots: int
+    ahead: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.slots + self.ahead
+
+    def within(self, most: int | None) -> "Room":
+        """No more than is permitted; what has to be counted one by one is not leased ahead."""
+        return self if most is None else Room(min(self.slots, most))
+
+    def less(self, taken: int) -> "Room":
+        """What is left when so many were *taken*: slots are filled first."""
+        left = self.total - taken
+        return Room(max(0, left - self.ahead), min(self.ahead, left))
 
 
 @dataclass(slots=True, kw_only=True)
 class Taken:
     """What one turn has taken so far, and how much more it may."""
 
-    left: dict[str, int]
+    rooms: dict[str, Room]
+    granted: Counter[str] = field(default_factory=Counter)  #: calls that may begin at once
     leased: list[Leased] = field(default_factory=list)
     given_up: list[GivenUp] = field(default_factory=list)
 

@@ -67,3 +67,8 @@ def is_trouble(ruling: Ruling, result: Answer | Reply | Failure) -> bool:
         case Answer():
             sick = ruling.slowly or result.status >= 500
             return sick and ruling.verdict is not Verdict.DELIVERED
+
+
+def is_well(seen: Seen) -> bool:
+    """Whether a call told nothing of its destination that would make one call less."""
+    return not seen.trouble and seen.slowed is None

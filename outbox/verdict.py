@@ -1,10 +1,10 @@
 """What an answer, or its absence, says about a call: the whole table, and nothing but it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from outbox.backoff import RetryAfter, read_retry_after
 from outbox.entry import Verdict, bounded
@@ -30,8 +30,7 @@ class Sent(StrEnum):
     MAYBE_SENT = "maybe_sent"  #: the request had begun; nobody knows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """What a destination answered; *complete* is False where the body broke off or was cut."""
 
     status: int
@@ -77,8 +76,7 @@ class AnswerRules:
     retry_after_max: timedelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class Before(NamedTuple):
     """What was known of the entry when the attempt began."""
 
     idempotent: bool
@@ -87,8 +85,7 @@ class Before:
     refusals: int  #: refused so often in a row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
+class Ruling(NamedTuple):
     """What one attempt came to."""
 
     verdict: Verdict
@@ -115,13 +112,13 @@ def verdict(
         case Failure(kind=Sent.MAYBE_SENT, reason=reason):
             found = _maybe_done(reason)
         case Reply():
-            found = replace(_judge_reply(result), status=result.status)
+            found = _judge_reply(result)._replace(status=result.status)
         case Answer():
             found = _judge_answer(result, rules, before)
             if rules.replayed_when is not None and _is_replay(result, rules.replayed_when):
                 found = _judge_replay(found)
             asked = read_retry_after(result.headers, now=now, most=rules.retry_after_max)
-            found = replace(found, status=result.status, retry_after=asked)
+            found = found._replace(status=result.status, retry_after=asked)
     return _in_the_light_of(before, found)
 
 
@@ -175,11 +172,11 @@ def _judge_replay(found: Ruling) -> Ruling:
         case Verdict.RETRY if found.refused or found.slowly:
             return found  # about who calls, not about this call
         case Verdict.RETRY if found.maybe_sent:
-            return replace(found, verdict=Verdict.UNCERTAIN, reason=replay)
+            return found._replace(verdict=Verdict.UNCERTAIN, reason=replay)
         case Verdict.RETRY:
-            return replace(found, verdict=Verdict.DEAD, reason=replay, settles=True)
+            return found._replace(verdict=Verdict.DEAD, reason=replay, settles=True)
         case Verdict.DEAD:
-            return replace(found, settles=True)
+            return found._replace(settles=True)
         case Verdict.DELIVERED | Verdict.UNCERTAIN:
             return found
 
@@ -220,21 +217,21 @@ def _in_the_light_of(before: Before, found: Ruling) -> Ruling:
     """What *found* means for an entry with this past and this future."""
     maybe_sent = found.maybe_sent or before.maybe_sent
     reason = bounded(found.reason or "")
-    judged = replace(found, maybe_sent=maybe_sent, reason=reason)
+    judged = found._replace(maybe_sent=maybe_sent, reason=reason)
 
     match found.verdict:
         case Verdict.DELIVERED:
-            return replace(found, maybe_sent=True)
+            return found._replace(maybe_sent=True)
         case Verdict.RETRY if found.maybe_sent and not before.idempotent:
-            return replace(judged, verdict=Verdict.UNCERTAIN)
+            return judged._replace(verdict=Verdict.UNCERTAIN)
         case Verdict.RETRY if before.last_attempt:
             used_up = bounded(f"attempts used up: {reason}")
             final = Verdict.UNCERTAIN if maybe_sent else Verdict.DEAD
-            return replace(judged, verdict=final, reason=used_up)
+            return judged._replace(verdict=final, reason=used_up)
         case Verdict.DEAD if maybe_sent and not found.settles:
             # A refusal says nothing about the attempt before it that was never answered.
             after = bounded(f"{reason}, after an attempt that may have taken effect")
-            return replace(judged, verdict=Verdict.UNCERTAIN, reason=after)
+            return judged._replace(verdict=Verdict.UNCERTAIN, reason=after)
         case Verdict.RETRY | Verdict.DEAD | Verdict.UNCERTAIN:
             return judged
 

@@ -79,9 +79,13 @@ class Windows:
         stuck = [one for one in backlogs if one in self._stuck]
         return await _newest(connection, stuck) if stuck else {}
 
-    def looked(self, full: Mapping[Backlog, bool], found: Mapping[str, int]) -> "Next":
+    def looked(
+        self, full: Mapping[Backlog, bool], found: Mapping[str, int]
+    ) -> "tuple[Next, set[str]]":
         """
         Take note of what was looked through: how much was *found*, and whether it was enough.
+
+        When the next window is worth a look, and for which destinations at once.
 
         A window is left when it gave less than was wanted, or has been looked through for long
         enough: what has become free in others must get its turn.
@@ -97,7 +101,8 @@ class Windows:
         self._stuck -= full.keys()
         self._stuck |= {one for one in deep if not full[one]}
         more = {one for one in left if self._current[one].upto is not None}
-        return Next.AT_ONCE if more & gave else Next.SOON if more else Next.NOTHING
+        next_window = Next.AT_ONCE if more & gave else Next.SOON if more else Next.NOTHING
+        return next_window, {one.destination for one in more & gave}
 
 
 class Next(IntEnum):

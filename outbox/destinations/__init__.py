@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from outbox.breaker import Breaker
 from outbox.flow import Rate
@@ -13,8 +13,7 @@ from outbox.verdict import Answer, AnswerRules, Failure, Reply
 CLOSING_LIMIT = 1.0  # seconds for an orderly end of a connection, where there is one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """One call as it goes out, but for the host and the credentials."""
 
     method: str
