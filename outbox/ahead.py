@@ -44,7 +44,8 @@ class Ahead:
         usual = self._usual[destination]
         if usual >= MOMENT:
             return 0
-        deep = min(int(slots * MOMENT / usual), MOST)
+        busy = slots * MOMENT
+        deep = MOST if usual * MOST <= busy else int(busy / usual)
         waiting = self.waiting(destination)
         return deep - waiting if 2 * waiting <= deep else 0
 

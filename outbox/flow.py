@@ -50,6 +50,7 @@ class Asked:
 
     permits: Sequence[Permit]
     soonest: float | None  #: seconds
+    waiting: Collection[str]  #: destinations for which something is due that may not go yet
     troubled: Collection[str]  #: destinations that failed lately: their next success counts
     well: Collection[str]  #: the others that were asked for
 
@@ -92,7 +93,7 @@ async def _asked(
         await _know(connection, unknown)
         rows = await statement.rows(connection, rows=list(wanted))
     troubled = {row.destination for row in rows if row.failures or row.breaker != CLOSED}
-    permits, waits = [], []
+    permits, waits = [], {}
     for row in rows:
         if not row.due:
             continue
@@ -100,10 +101,11 @@ async def _asked(
         if permit is not None:
             permits.append(permit)
         if wait is not None:
-            waits.append(max(wait, SOONEST))
+            waits[row.destination] = max(wait, SOONEST)
     return Asked(
         permits=permits,
-        soonest=min(waits, default=None),
+        soonest=min(waits.values(), default=None),
+        waiting=waits.keys(),
         troubled=troubled,
         well=rates.keys() - troubled,
     )

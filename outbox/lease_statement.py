@@ -69,6 +69,7 @@ def _lease_statement() -> Update:
             "concurrency": Integer(),
             "ahead": Integer(),
             "waiting": Integer(),
+            "busy": Boolean(),
             "redriven": Boolean(),
             "probe": Boolean(),
             "after": Time,
@@ -152,8 +153,11 @@ def _room(wanted: FromClause) -> LateralFromClause:
         .subquery("open_calls")
     )
     under_way = select(func.count()).select_from(open_calls).scalar_subquery()
-    # without a limit of the destination `most` is null, and what is free counts
-    left = case((most.is_not(None), func.greatest(most - under_way, 0) + wanted.c.ahead))
+    # Without a limit of the destination `most` is null, and what is free counts. Where neither a
+    # slot is left nor one of ours is busy, nobody would call what is leased ahead.
+    mine = func.greatest(most - under_way, 0)
+    ahead = case((or_(most > under_way, wanted.c.busy), wanted.c.ahead), else_=0)
+    left = case((most.is_not(None), mine + ahead))
     # Correlated by word, since SQLAlchemy does it by itself only where another FROM is left: each
     # destination would be given the room of all others too. Offset: counted once, not per entry.
     room = select(func.least(wanted.c.free, left).label("room")).correlate(wanted).offset(0)

@@ -29,6 +29,7 @@ class Wanted:
     concurrency: int | None = None  #: calls under way at once over all processes; None: any number
     ahead: int = 0  #: how many of them begin only when a call ends that is under way
     waiting: int = 0  #: leased by us for the same before, and not under way yet
+    busy: bool = False  #: calls of ours are under way, whose slots others can have
     redriven: bool = False  #: which ones: those that a person gave new attempts, or the others
     probe: bool = False
     window: Window = EVERYTHING
@@ -98,6 +99,7 @@ async def lease(
             "concurrency": one.concurrency,
             "ahead": one.ahead,
             "waiting": one.waiting,
+            "busy": one.busy,
             "redriven": one.redriven,
             "probe": one.probe,
             **bounds(one.window),

@@ -264,8 +264,10 @@ class Relay:
             self.marking.add(one)
 
     def _on_written(self, batch: Sequence[Mark | Leased]) -> None:
-        if any(one.ordered or was_probe(one) for one in batch):
-            self.wake.set()  # what waited for it may go now
+        again = {one.destination for one in batch if isinstance(one, Leased)}
+        self._taking.due_again(again)
+        if again or any(one.ordered or was_probe(one) for one in batch):
+            self.wake.set()  # what was given back, or waited for it, may go now
 
     def _outagepause(self, outages: int) -> float:
         grown = self._policy.poll.total_seconds() * 2.0 ** min(outages, 30)

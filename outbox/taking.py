@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -16,6 +15,7 @@ from outbox.calling import Edges
 from outbox.destinations import Destination
 from outbox.flow import Asked, Permit
 from outbox.leasing import GivenUp, Leased, Wanted, lease
+from outbox.room import Room, Taken
 from outbox.windows import Backlog, Next, Window, Windows
 
 log = structlog.get_logger()
@@ -47,6 +47,7 @@ class Taking:
         self._passed_on: Counter[str] = Counter()  # slots, since the turn began
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
+        self._news: set[str] = set()  # of them, since the turn began
         self._went_past: set[str] = set()  # destinations whose newest went alone in the last turn
         self.next_window = Next.NOTHING
         self.soonest: float | None = None  #: seconds until something that waits may go
@@ -84,6 +85,11 @@ class Taking:
         """All that waits for slots, and does no longer."""
         return self._ahead.drop_all()
 
+    def due_again(self, destinations: Collection[str]) -> None:
+        """What was given back may be taken by the next turn, if not by the one under way."""
+        self._hungry.update(destinations)
+        self._news.update(destinations)
+
     def overdue_in(self) -> float | None:
         """Seconds until something will have waited for a slot for too long."""
         return self._ahead.overdue_in(self._edges.clock())
@@ -96,20 +102,30 @@ class Taking:
             return [], []
 
         asked_at = self._edges.clock()
-        under_way = self._in_flight.copy()
-        self._passed_on.clear()
+        self._news.clear()
         async with self._engine.begin() as connection:
             if not await self._may_call(connection):
                 return [], []
             rates = {name: self._destinations[name].rate for name in rooms}
             asked = await flow.ask(connection, rates)
-            taken = await self._take(connection, asked.permits, rooms, ended)
+            taken = Taken(
+                rooms={
+                    one.destination: rooms[one.destination].within(one.most)
+                    for one in asked.permits
+                },
+                under_way=self._in_flight.copy(),
+            )
+            self._passed_on.clear()
+            await self._take(connection, asked.permits, taken, ended)
             called = Counter(one.destination for one in taken.leased)
             await flow.take(connection, asked.permits, called, lease=self._lease)
             if taken.leased:
                 self._edges.point("relay-in-lease")
         if taken.leased:
             self._edges.point("relay-after-lease")
+        # Not sooner: slots that become free meanwhile ask for the next turn, and it may fail.
+        self._hungry -= rooms.keys() - set(asked.waiting)
+        self._hungry |= taken.hungry | self._news
         self._learn(asked)
         waits = [asked.soonest, *(one.again for one in asked.permits if called[one.destination])]
         self.soonest = min((wait for wait in waits if wait is not None), default=None)
@@ -117,14 +133,14 @@ class Taking:
         self._ahead.add(taken.leased, at=asked_at)
         # A slot that was passed on may have been counted as free, and its call as one that waits.
         slots = {
-            name: under_way[name] + max(0, taken.granted[name] - self._passed_on[name])
+            name: taken.under_way[name] + max(0, taken.granted[name] - self._passed_on[name])
             for name in called
         }
         return list(self._begin(slots)), taken.given_up
 
-    def _room(self, name: str) -> "Room":
+    def _room(self, name: str) -> Room:
         slots = self._destinations[name].concurrency - self._in_flight[name]
-        more = self._more(name) if name in self._hungry and self._in_flight[name] else 0
+        more = self._more(name) if name in self._hungry else 0
         return Room(slots=slots, ahead=more)
 
     def _more(self, name: str) -> int:
@@ -141,14 +157,10 @@ class Taking:
         self,
         connection: AsyncConnection,
         permits: Sequence[Permit],
-        rooms: Mapping[str, "Room"],
+        taken: Taken,
         ended: Ended,
-    ) -> "Taken":
+    ) -> None:
         """Live entries first, and what is left of the slots for redriven ones."""
-        taken = Taken(
-            rooms={one.destination: rooms[one.destination].within(one.most) for one in permits}
-        )
-        self._hungry -= rooms.keys()
         newest = await self._take_newest(connection, permits, taken, ended)
         # They need not wait until a piece of the backlog is looked through: that comes next.
         self._went_past = newest - self._went_past
@@ -171,21 +183,20 @@ class Taking:
                 taken,
                 ended,
             )
-            self._hungry |= {
+            taken.hungry |= {
                 name
                 for (name, _), enough in full.items()
-                if enough or (not some[name] and self._in_flight[name])
+                if enough or (not some[name] and taken.under_way[name])
             }
             next_window, more = self._windows.looked(full, some)
             self.next_window = max(self.next_window, next_window)
-            self._hungry |= more  # a turn that finds no slot free must not forget them
-        return taken
+            taken.hungry |= more  # a turn that finds no slot free must not forget them
 
     async def _take_newest(
         self,
         connection: AsyncConnection,
         permits: Sequence[Permit],
-        taken: "Taken",
+        taken: Taken,
         ended: Ended,
     ) -> set[str]:
         """
@@ -209,22 +220,26 @@ class Taking:
         asking = {one: (live[one], window) for one, window in windows.items()}
         some, full = await self._lease_in(connection, asking, taken, ended, most=share)
         went = {one.destination for one in full if some[one.destination]}
-        self._hungry |= went  # a single slot is full with one, and nothing is left of it
+        taken.hungry |= went  # a single slot is full with one, and nothing is left of it
         return went
 
     async def _lease_in(
         self,
         connection: AsyncConnection,
         asking: Mapping[Backlog, tuple[Permit, Window]],
-        taken: "Taken",
+        taken: Taken,
         ended: Ended,
         *,
-        most: Mapping[str, "Room"] | None = None,
+        most: Mapping[str, Room] | None = None,
     ) -> tuple[Counter[str], dict[Backlog, bool]]:
         """How much was found for each destination, and whether that was all that was wanted."""
         limits = taken.rooms if most is None else most
         wanted = [
-            replace(self._wanted(backlog, permit, limits[backlog.destination]), window=window)
+            replace(
+                self._wanted(backlog, permit, limits),
+                window=window,
+                busy=taken.under_way[backlog.destination] > 0,
+            )
             for backlog, (permit, window) in asking.items()
         ]
         some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
@@ -241,8 +256,8 @@ class Taking:
         taken.given_up += gone
         return number, full
 
-    def _wanted(self, backlog: Backlog, permit: Permit, room: "Room") -> Wanted:
-        destination = self._destinations[backlog.destination]
+    def _wanted(self, backlog: Backlog, permit: Permit, limits: Mapping[str, Room]) -> Wanted:
+        destination, room = self._destinations[backlog.destination], limits[backlog.destination]
         return Wanted(
             destination=backlog.destination,
             free=room.total,
@@ -256,36 +271,6 @@ class Taking:
             redriven=backlog.redriven,
             probe=permit.probe,
         )
-
-
-class Room(NamedTuple):
-    """How much is wanted for one destination: calls for free *slots*, and others *ahead*."""
-
-    slots: int
-    ahead: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.slots + self.ahead
-
-    def within(self, most: int | None) -> "Room":
-        """No more than is permitted; what has to be counted one by one is not leased ahead."""
-        return self if most is None else Room(min(self.slots, most))
-
-    def less(self, taken: int) -> "Room":
-        """What is left when so many were *taken*: slots are filled first."""
-        left = self.total - taken
-        return Room(max(0, left - self.ahead), min(self.ahead, left))
-
-
-@dataclass(slots=True, kw_only=True)
-class Taken:
-    """What one turn has taken so far, and how much more it may."""
-
-    rooms: dict[str, Room]
-    granted: Counter[str] = field(default_factory=Counter)  #: calls that may begin at once
-    leased: list[Leased] = field(default_factory=list)
-    given_up: list[GivenUp] = field(default_factory=list)
 
 
 def _tell(given_up: Sequence[GivenUp]) -> None:

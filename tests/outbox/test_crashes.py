@@ -235,17 +235,31 @@ async def test_a_relay_that_wakes_up_too_late_does_not_call(world, pretend):
     """B4: it stalls between lease and call; by then the lease may be another's."""
     world.policy = replace(world.policy, poll=timedelta(hours=1))
     await world.enqueue(an_entry())
-    moments = [0.0, 60 - 5 - 1.0]  # the lease is asked for; the call would begin
-    async with world.running(clock=lambda: moments.pop(0) if moments else 100.0):
-        await world.until(lambda: not moments)
+    clock = StallsAfterLease(seconds=60 - 5 - 1.0)
+    async with world.running(clock=clock.now, point=clock.point):
+        await world.until(lambda: clock.stalled)
         await world.until(lambda: given_back(world))
         assert [] == pretend.calls
     assert (await world.entry()).first_attempt_at is None
 
-    moments = [0.0, 60 - 5 - 1.01]
-    async with world.running(clock=lambda: moments.pop(0) if moments else 100.0):
+    clock = StallsAfterLease(seconds=60 - 5 - 1.01)
+    async with world.running(clock=clock.now, point=clock.point):
         await world.until(lambda: len(pretend.calls) == 1)
     assert ["delivered"] == await world.states()
+
+
+class StallsAfterLease:
+    """A relay's clock: the process stands still once, between a lease and its call."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self.seconds = seconds
+        self.stalled = False
+
+    def now(self) -> float:
+        return self.seconds if self.stalled else 0.0
+
+    def point(self, name: str) -> None:
+        self.stalled |= name == "relay-after-lease"
 
 
 async def given_back(world):

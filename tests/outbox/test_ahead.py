@@ -1,0 +1,201 @@
+"""Calls that are leased before there is a slot for them: many at a time, and never too many."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from structlog.testing import capture_logs
+
+from outbox.ahead import MOMENT, MOST, OVERDUE, Ahead
+from outbox.breaker import Breaker
+from outbox.destinations import Channel, Request
+from outbox.verdict import Answer, Failure, Reply
+from outbox.windows import ends
+from tests.outbox.pretend import Answers, Misbehaves
+from tests.outbox.test_crashes import lease_one
+from tests.outbox.world import an_entry
+
+pytestmark = pytest.mark.anyio
+
+SLOTS = 8
+
+
+def no_time() -> float:
+    """A clock by which every call is quick, and nothing waits for long."""
+    return 0.0
+
+
+class Counted:
+    """A channel that counts how many calls are under way in it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.under_way = 0
+        self.most = 0
+
+    async def send(self, request: Request, *, timeout: timedelta) -> Answer | Reply | Failure:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            return await self.channel.send(request, timeout=timeout)
+        finally:
+            self.under_way -= 1
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+class Leases:
+    """How often a relay leased something."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def point(self, name: str) -> None:
+        self.count += name == "relay-after-lease"
+
+
+async def test_calls_that_take_milliseconds_are_leased_many_at_a_time(world, pretend):
+    """600 calls with 8 slots: once for all slots, until it is known how quick they are."""
+    leases = Leases()
+    counted = Counted(world.destination.channel)
+    world.set(channel=counted)
+    await world.enqueue(*(an_entry(n) for n in range(600)))
+    async with world.running(clock=no_time, point=leases.point):
+        await world.until(lambda: none_pending(world))
+    assert 600 == len(pretend.calls) == len(set(pretend.keys))
+    assert SLOTS == counted.most
+    assert leases.count < 600 / SLOTS / 3
+
+
+async def test_two_relays_that_lease_ahead_never_call_more_at_once_than_one(world, pretend):
+    """What waits in one of them counts in the other as if it were under way."""
+    counted = Counted(world.destination.channel)
+    world.set(channel=counted)
+    await world.enqueue(*(an_entry(n) for n in range(600)))
+    async with world.running(clock=no_time), world.running(clock=no_time):
+        await world.until(lambda: none_pending(world))
+    assert 600 == len(pretend.calls) == len(set(pretend.keys))
+    assert SLOTS == counted.most
+
+
+async def test_slots_that_another_process_uses_are_left_to_it(world, pretend):
+    """It has leased four calls and makes them; however many wait here, four go out at once."""
+    counted = Counted(world.destination.channel)
+    world.set(channel=counted)
+    await world.enqueue(*(an_entry(n) for n in range(600)))
+    await lease_one(world, free=SLOTS // 2)
+    async with world.running(clock=no_time):
+        await world.until(lambda: len(pretend.calls) == 600 - SLOTS // 2)
+    assert SLOTS // 2 == counted.most
+
+
+async def test_calls_that_may_not_be_repeated_are_not_leased_ahead(world, pretend):
+    """A crash would leave each that is leased unknown for ever, called or not."""
+    leases = Leases()
+    await world.enqueue(*(an_entry(n, idempotent=False) for n in range(100)))
+    async with world.running(clock=no_time, point=leases.point):
+        await world.until(lambda: none_pending(world))
+    assert 100 == len(pretend.calls)
+    assert leases.count >= 100 / SLOTS
+
+
+async def test_what_waits_is_given_back_when_calls_become_slow(world, pretend):
+    """Nobody else could call it meanwhile; its attempt was none."""
+    pretend.behave = quick_until(200)
+    await world.enqueue(*(an_entry(n) for n in range(600)))
+    with capture_logs() as logs:
+        async with world.running():
+            await world.until(lambda: pretend.in_flight == SLOTS)
+            await world.until(lambda: only_slots_are_open(world))
+            pretend.release.set()
+            await world.until(lambda: none_pending(world))
+    assert [one for one in logs if one["event"] == "relay.given_back"]
+    assert 600 == len(pretend.calls) == len(set(pretend.keys))
+    assert {1} == {row.attempts for row in await world.entries()}
+
+
+async def test_when_calls_become_slow_a_backlog_is_not_left_until_the_poll(
+    world, pretend, monkeypatch
+):
+    """A piece of it gave less than was wanted while all slots were busy; the poll is in an hour."""
+    monkeypatch.setattr("outbox.windows._ENDS", ends(10))
+    pretend.behave = quick_until(100)
+    world.policy = replace(world.policy, poll=timedelta(hours=1))
+    await world.enqueue(*(an_entry(n) for n in range(300)))
+    async with world.running():
+        await world.until(lambda: pretend.in_flight == SLOTS)
+        await world.until(lambda: only_slots_are_open(world))
+        pretend.release.set()
+        await world.until(lambda: len(pretend.calls) == 300)
+
+
+async def test_a_destination_that_begins_to_fail_is_spared_what_was_leased_ahead(world, pretend):
+    """The breaker opens with the fifth failure; what waited for slots is not called after it."""
+    pretend.behave = lambda number, _: Answers(status=200 if number <= 300 else 503)
+    breaker = Breaker(after=5, pause=timedelta(hours=1), pause_max=timedelta(hours=1))
+    world.set(breaker=breaker)
+    await world.enqueue(*(an_entry(n) for n in range(1000)))
+    async with world.running(clock=no_time):
+        await world.until(lambda: len(pretend.calls) > 300)
+        await world.until(lambda: nothing_is_open(world))
+    assert len(pretend.calls) < 300 + 10 * SLOTS
+
+
+async def test_a_relay_that_stops_gives_back_what_waits_before_its_calls_have_ended(world, pretend):
+    pretend.behave = quick_until(100)
+    await world.enqueue(*(an_entry(n) for n in range(600)))
+    async with world.running(clock=no_time) as running:
+        await world.until(lambda: pretend.in_flight == SLOTS)
+        running.stop.set()
+        await world.until(lambda: only_slots_are_open(world))
+        pretend.release.set()
+    unsent = [row for row in await world.entries() if row.state == "pending"]
+    assert 600 - len(pretend.calls) == len(unsent) > 0
+    assert {(0, None)} == {(row.attempts, row.first_attempt_at) for row in unsent}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "more"), [(0.0, MOST), (MOMENT / 10, SLOTS * 10), (MOMENT, 0), (30.0, 0)]
+)
+async def test_as_much_is_leased_ahead_as_the_slots_call_in_a_moment(seconds, more):
+    ahead = Ahead()
+    assert 0 == ahead.more("payments", SLOTS)  # nobody knows yet
+    for _ in range(200):
+        ahead.went("payments", seconds=seconds, well=True)
+    assert more == pytest.approx(ahead.more("payments", SLOTS), abs=1)
+    ahead.went("payments", seconds=seconds, well=False)
+    assert 0 == ahead.more("payments", SLOTS)
+
+
+async def test_what_waits_for_too_long_is_overdue(world):
+    await world.enqueue(an_entry())
+    ahead = Ahead()
+    assert ahead.overdue_in(100.0) is None
+    leased = await lease_one(world)
+    ahead.add([leased], at=100.0)
+    assert OVERDUE == pytest.approx(ahead.overdue_in(100.0))
+    assert [] == ahead.drop_overdue(100.0 + OVERDUE - 0.01)
+    assert [leased] == ahead.drop_overdue(100.0 + OVERDUE)
+    assert ahead.next("payments") is None
+
+
+def quick_until(number):
+    """So many are answered at once, and all further ones when they are released."""
+    return lambda nth, _: Answers() if nth <= number else Misbehaves("answers_late")
+
+
+async def none_pending(world):
+    return "pending" not in await world.states()
+
+
+async def open_calls(world):
+    return sum(row.call_open for row in await world.entries())
+
+
+async def only_slots_are_open(world):
+    return await open_calls(world) == SLOTS
+
+
+async def nothing_is_open(world):
+    return await open_calls(world) == 0
