@@ -237,7 +237,7 @@ async def test_a_relay_that_wakes_up_too_late_does_not_call(world, pretend):
     await world.enqueue(an_entry())
     clock = StallsAfterLease(seconds=60 - 5 - 1.0)
     async with world.running(clock=clock.now, point=clock.point):
-        await world.until(lambda: clock.stalled)
+        await world.until(lambda: clock.time)
         await world.until(lambda: given_back(world))
         assert [] == pretend.calls
     assert (await world.entry()).first_attempt_at is None
@@ -249,17 +249,18 @@ async def test_a_relay_that_wakes_up_too_late_does_not_call(world, pretend):
 
 
 class StallsAfterLease:
-    """A relay's clock: the process stands still once, between a lease and its call."""
+    """A relay's clock: the process stands still between each lease and its call."""
 
     def __init__(self, *, seconds: float) -> None:
         self.seconds = seconds
-        self.stalled = False
+        self.time = 0.0
 
     def now(self) -> float:
-        return self.seconds if self.stalled else 0.0
+        return self.time
 
     def point(self, name: str) -> None:
-        self.stalled |= name == "relay-after-lease"
+        if name == "relay-after-lease":
+            self.time += self.seconds
 
 
 async def given_back(world):
