@@ -1,6 +1,7 @@
 """Statements that are compiled once: SQLAlchemy writes them, the driver's connection runs them."""
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,17 @@ NOT_PREPARED = (
     psycopg.errors.InvalidSqlStatementName,
     psycopg.errors.DuplicatePreparedStatement,
 )
+
+
+class Written(str):
+    """A parameter that is JSON already: what two statements are given is written once."""
+
+    __slots__ = ()
+
+
+def written(value: Sequence[Mapping[str, str | int | float | bool | None]]) -> Written:
+    """*value* as a parameter for several statements."""
+    return Written(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 class Compiled:
@@ -119,4 +131,8 @@ class _Form:
     asked: Sequence[tuple[str, Callable[[Any], Any]]]  #: what callers give, and how it is written
 
     def values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self.fixed, **{name: write(parameters[name]) for name, write in self.asked}}
+        asked = {
+            name: value if isinstance(value := parameters[name], Written) else write(value)
+            for name, write in self.asked
+        }
+        return {**self.fixed, **asked}

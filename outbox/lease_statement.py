@@ -9,11 +9,13 @@ from sqlalchemy import (
     Double,
     FromClause,
     Integer,
+    Text,
     Update,
     Uuid,
     and_,
     any_,
     case,
+    cast,
     func,
     null,
     or_,
@@ -43,7 +45,7 @@ from outbox.store import (
 
 # What makes up a call, beside what is told of an entry that comes to rest.
 CALLED = (
-    *("ordered", "lane", "idempotent", "method", "path", "headers", "body"),
+    *("ordered", "lane", "idempotent", "method", "path", "body"),
     *("attempts_before", "refusals", "due_at"),
 )
 
@@ -103,6 +105,7 @@ def _lease_statement() -> Update:
         )
         .returning(
             *(outbox.c[name] for name in (*COLUMNS, *CALLED)),
+            cast(outbox.c.headers, Text).label("headers"),
             func.now().label("leased_at"),
             held.lease.label("lease_seconds"),
             held.probe,

@@ -1,8 +1,11 @@
 """Taking due entries, for as long as a lease. Callers own the transaction."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -133,7 +136,7 @@ def _leased(row: Row[Any]) -> Leased:
         idempotency_key=row.idempotency_key,
         method=row.method or "",
         path=row.path or "",
-        headers=row.headers or {},
+        headers=_headers(row.headers),
         body=row.body or b"",
         attempt=row.attempts,
         tries=row.attempts - row.attempts_before,
@@ -144,6 +147,12 @@ def _leased(row: Row[Any]) -> Leased:
         leased_at=row.leased_at,
         lease_ends=row.due_at,
     )
+
+
+@lru_cache(maxsize=256)
+def _headers(text: str | None) -> Mapping[str, str]:
+    """Headers as they were frozen; those of one effect are mostly the same."""
+    return MappingProxyType(json.loads(text or "{}") or {})
 
 
 def _given_up(row: Row[Any]) -> GivenUp:

@@ -25,8 +25,9 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.breaker import Seen
-from outbox.compiled import Compiled
+from outbox.compiled import Compiled, Written, written
 from outbox.entry import State, Verdict
+from outbox.lease_statement import these
 from outbox.resting import COLUMNS, Follow, rested
 from outbox.store import (
     DEAD,
@@ -92,9 +93,10 @@ async def settle(
         }
         for mark in sorted(marks, key=lambda mark: mark.id)
     ]
-    settled = await _SETTLE.rows(connection, rows=rows)
+    told = written(rows)
+    settled = await _SETTLE.rows(connection, rows=told)
     taken = {row.id for row in settled}
-    await record_attempts(connection, rows)
+    await record_attempts(connection, rows, told)
     if len(taken) < len(rows):
         # an attempt that came too late may have outlived its entry, and nobody would remove it
         await _FORGET_STRAYS.count(
@@ -112,17 +114,23 @@ async def settle(
     return taken
 
 
-async def record_attempts(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what is known of attempts; one without a verdict was never answered."""
-    await _RECORD_ATTEMPTS.count(connection, rows=list(rows))
+async def record_attempts(
+    connection: AsyncConnection, rows: Sequence[Mapping[str, Any]], told: Written | None = None
+) -> None:
+    """
+    Keep what is known of attempts; one without a verdict was never answered.
+
+    *told* are the rows as they were written for another statement.
+    """
+    await _RECORD_ATTEMPTS.count(connection, rows=told or list(rows))
     long = [row for row in rows if row["attempt"] > KEPT_ATTEMPTS]
     if long:
         await _FORGET_EARLY.count(connection, rows=long)
 
 
 def _settle_statement() -> Update:
-    mark = record_set(
-        "mark",
+    told = record_set(
+        "told",
         {
             "id": Uuid(),
             "attempt": Integer(),
@@ -132,7 +140,9 @@ def _settle_statement() -> Update:
             "refusals": Integer(),
             "error": Text(),
         },
-    ).c
+    )
+    marks = select(told).cte("mark").prefix_with("MATERIALIZED")
+    mark = marks.c
     ended = mark.state != PENDING
     unsettled = outbox.c.state.in_([PENDING, DEAD, UNCERTAIN, DISCARDED])
     success = and_(mark.state == DELIVERED, unsettled)
@@ -140,7 +150,7 @@ def _settle_statement() -> Update:
     latest = and_(outbox.c.state == PENDING, outbox.c.attempts == mark.attempt, outbox.c.call_open)
     return (
         update(outbox)
-        .where(outbox.c.id == mark.id, or_(success, latest))
+        .where(*these(marks), or_(success, latest))
         .values(
             state=mark.state,
             call_open=False,
@@ -202,7 +212,7 @@ def _forget_strays_statement() -> Delete:
     return delete(outbox_attempts).where(outbox_attempts.c.entry_id == given.id, ~entry.exists())
 
 
-_SETTLE = Compiled(_settle_statement())
+_SETTLE = Compiled(_settle_statement(), prepared=True)
 _RECORD_ATTEMPTS = Compiled(_record_attempts_statement(), prepared=True)
 _FORGET_EARLY = Compiled(_forget_early_statement())
 _FORGET_STRAYS = Compiled(_forget_strays_statement())

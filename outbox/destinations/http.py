@@ -168,8 +168,7 @@ class HttpDestination:
 
     def _build(self, request: Request) -> Outgoing:
         """*request* with host, key and credentials. Raises ValueError where it cannot be sent."""
-        base = _place(self.base_url)
-        prefix = base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
+        host, prefix = _said_of(self.base_url)
         if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
             raise ValueError("method or path")
         headers = {"user-agent": USER_AGENT, "accept-encoding": "identity", "accept": "*/*"}
@@ -185,7 +184,7 @@ class HttpDestination:
         for name, value in headers.items():
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise ValueError("header")
-        ours = [("host", base.netloc.decode("ascii"))]
+        ours = [("host", host)]
         if request.body or request.method in ("POST", "PUT", "PATCH"):
             ours.append(("content-length", str(len(request.body))))
         theirs = [(name, value.strip(" \t")) for name, value in headers.items() if name not in OURS]
@@ -208,6 +207,14 @@ class HttpDestination:
 @lru_cache(maxsize=256)
 def _place(base_url: str) -> httpx.URL:
     return httpx.URL(base_url)
+
+
+@lru_cache(maxsize=256)
+def _said_of(base_url: str) -> tuple[str, str]:
+    """What stands in `Host`, and before every path. Raises httpx.InvalidURL."""
+    base = _place(base_url)
+    prefix = base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
+    return base.netloc.decode("ascii"), prefix
 
 
 def _ended(heard: Heard, without_answer: str) -> Answer | Failure:
