@@ -190,7 +190,7 @@ class Relay:
 
     async def lease_free(self) -> tuple[list[Ready], list[GivenUp]]:
         """Lease for every free slot; each of them is taken until its calls have ended."""
-        return await self._taking.take(self.marking.ended)
+        return await self._taking.take(lambda: self.marking.ended)
 
     async def call_from(self, ready: Ready, *, stop: asyncio.Event) -> None:
         """Use one slot: for this call, and for those that wait for it."""

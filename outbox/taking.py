@@ -20,7 +20,8 @@ from outbox.windows import Backlog, Next, Window, Windows
 
 log = structlog.get_logger()
 
-Ended = Collection[tuple[UUID, int]]
+Ended = Callable[[], Collection[tuple[UUID, int]]]
+"""Tells calls, by entry and attempt, of which only we know yet that they have ended."""
 
 
 class Taking:
@@ -242,7 +243,7 @@ class Taking:
             )
             for backlog, (permit, window) in asking.items()
         ]
-        some, gone = await lease(connection, wanted, ended=ended, follow=self._edges.follow)
+        some, gone = await lease(connection, wanted, ended=ended(), follow=self._edges.follow)
         number = Counter(one.destination for one in some)
         number.update(one.destination for one in gone)
         # Others may have left less room than we have slots: then one that ends makes some.
