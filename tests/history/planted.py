@@ -63,13 +63,13 @@ PLANTED: dict[str, tuple[Mutant, ...]] = {
     "delivered before it is sent": (
         bug(
             "outbox/relay.py",
-            "            result = await call(destination, leased)\n",
-            "            from outbox.verdict import Ruling\n"
-            "            from outbox.entry import Verdict\n"
-            "            early = Ruling(verdict=Verdict.DELIVERED, maybe_sent=True)\n"
-            "            backoff = self._policy.backoff\n"
-            "            self.marking.add(mark_of(leased, early, backoff, jitter=0.5))\n"
-            "            result = await call(destination, leased)\n",
+            "        result = await call(destination, leased)\n",
+            "        from outbox.verdict import Ruling\n"
+            "        from outbox.entry import Verdict\n"
+            "        early = Ruling(verdict=Verdict.DELIVERED, maybe_sent=True)\n"
+            "        backoff = self._policy.backoff\n"
+            "        self.marking.add(mark_of(leased, early, backoff, jitter=0.5))\n"
+            "        result = await call(destination, leased)\n",
         ),
     ),
     "a lost answer is taken for a success": (
