@@ -11,6 +11,7 @@ from sqlalchemy import (
     Text,
     Uuid,
     func,
+    select,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -18,9 +19,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from outbox.store import C, Time, metadata
 
 # As `store.LETS_GO`, for whoever holds a destination's row: nobody else can lease for it.
-LETS_GO_SOON: ColumnElement[str] = func.set_config(
-    "idle_in_transaction_session_timeout", "10s", True
-)
+LETS_GO_SOON: ColumnElement[str] = select(
+    func.set_config("idle_in_transaction_session_timeout", "10s", True)
+).scalar_subquery()
 
 # For the rest of the transaction: the plan of a lease is kept, and one that was made while the
 # outbox was empty would read all of it when it is not.

@@ -149,10 +149,21 @@ def _leased(row: Row[Any]) -> Leased:
     )
 
 
+_UNSENDABLE: Mapping[str, str] = MappingProxyType({"": ""})  # nothing is named so (RFC 9110, 5.1)
+
+
 @lru_cache(maxsize=256)
 def _headers(text: str | None) -> Mapping[str, str]:
-    """Headers as they were frozen; those of one effect are mostly the same."""
-    return MappingProxyType(json.loads(text or "{}") or {})
+    """
+    Headers as they were frozen; those of one effect are mostly the same.
+
+    What somebody else put there, and is none, cannot be sent: that is that one entry's end.
+    """
+    try:
+        read = json.loads(text or "{}") or {}
+    except (ValueError, RecursionError):  # a number too long for Python, arrays too deep for it
+        return _UNSENDABLE
+    return MappingProxyType(read) if isinstance(read, dict) else _UNSENDABLE
 
 
 def _given_up(row: Row[Any]) -> GivenUp:

@@ -32,8 +32,8 @@ class Taken:
     """What one turn has taken so far, and how much more it may."""
 
     rooms: dict[str, Room]  #: how much more is wanted
-    under_way: Counter[str]  #: calls of ours when it began
     hungry: set[str] = field(default_factory=set)  #: for which more may be due than was taken
     granted: Counter[str] = field(default_factory=Counter)  #: calls that may begin at once
+    busy: dict[str, int] = field(default_factory=dict)  #: calls of ours, when it asked last
     leased: list[Leased] = field(default_factory=list)
     given_up: list[GivenUp] = field(default_factory=list)

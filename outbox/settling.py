@@ -94,7 +94,9 @@ async def settle(
         for mark in sorted(marks, key=lambda mark: mark.id)
     ]
     told = written(rows)
-    settled = await _SETTLE.rows(connection, rows=told)
+    # What nothing follows is not read back but for its name.
+    followed = follow is not None and any(follow.wants(one.effect, one.state) for one in marks)
+    settled = await (_SETTLE_FOLLOWED if followed else _SETTLE).rows(connection, rows=told)
     taken = {row.id for row in settled}
     await record_attempts(connection, rows, told)
     if len(taken) < len(rows):
@@ -102,7 +104,7 @@ async def settle(
         await _FORGET_STRAYS.count(
             connection, rows=[row for row in rows if UUID(str(row["id"])) not in taken]
         )
-    if follow is not None:
+    if follow is not None and followed:
         by_id = {mark.id: mark for mark in marks}
         resting = [
             rested(row, answer=by_id[row.id].answer, late=by_id[row.id].late)
@@ -128,7 +130,7 @@ async def record_attempts(
         await _FORGET_EARLY.count(connection, rows=long)
 
 
-def _settle_statement() -> Update:
+def _settle_statement(*returned: str) -> Update:
     told = record_set(
         "told",
         {
@@ -160,7 +162,7 @@ def _settle_statement() -> Update:
             last_error=mark.error,
             completed_at=case((ended, func.now())),
         )
-        .returning(*(outbox.c[name] for name in COLUMNS), LETS_GO)
+        .returning(*(outbox.c[name] for name in returned), LETS_GO)
     )
 
 
@@ -212,7 +214,8 @@ def _forget_strays_statement() -> Delete:
     return delete(outbox_attempts).where(outbox_attempts.c.entry_id == given.id, ~entry.exists())
 
 
-_SETTLE = Compiled(_settle_statement(), prepared=True)
+_SETTLE = Compiled(_settle_statement("id"), prepared=True)
+_SETTLE_FOLLOWED = Compiled(_settle_statement(*COLUMNS), prepared=True)
 _RECORD_ATTEMPTS = Compiled(_record_attempts_statement(), prepared=True)
 _FORGET_EARLY = Compiled(_forget_early_statement())
 _FORGET_STRAYS = Compiled(_forget_strays_statement())

@@ -53,7 +53,10 @@ SECOND: ColumnElement[timedelta] = literal_column("interval '1 second'", Interva
 
 # Returned with the rows that a statement locks, so that it costs none of its own: a process that
 # stops in the middle of its transaction lets go of them, and of what vacuum wants, in a minute.
-LETS_GO: ColumnElement[str] = func.set_config("idle_in_transaction_session_timeout", "60s", True)
+# A query of its own within it is run once, and not for each row.
+LETS_GO: ColumnElement[str] = select(
+    func.set_config("idle_in_transaction_session_timeout", "60s", True)
+).scalar_subquery()
 
 outbox = Table(
     "outbox",

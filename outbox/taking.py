@@ -45,7 +45,6 @@ class Taking:
         self._learn = learn
         self._in_flight: Counter[str] = Counter()
         self._ahead = Ahead()
-        self._passed_on: Counter[str] = Counter()  # slots, since the turn began
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
         self._news: set[str] = set()  # of them, since the turn began
@@ -58,8 +57,6 @@ class Taking:
         following = self._ahead.next(destination)
         if following is None:
             self._in_flight[destination] -= 1
-        else:
-            self._passed_on[destination] += 1
         return following
 
     def is_worth_a_turn(self, destination: str) -> bool:
@@ -114,9 +111,7 @@ class Taking:
                     one.destination: rooms[one.destination].within(one.most)
                     for one in asked.permits
                 },
-                under_way=self._in_flight.copy(),
             )
-            self._passed_on.clear()
             await self._take(connection, asked.permits, taken, ended)
             called = Counter(one.destination for one in taken.leased)
             await flow.take(connection, asked.permits, called, lease=self._lease)
@@ -132,11 +127,7 @@ class Taking:
         self.soonest = min((wait for wait in waits if wait is not None), default=None)
         _tell(taken.given_up)
         self._ahead.add(taken.leased, at=asked_at)
-        # A slot that was passed on may have been counted as free, and its call as one that waits.
-        slots = {
-            name: taken.under_way[name] + max(0, taken.granted[name] - self._passed_on[name])
-            for name in called
-        }
+        slots = {name: taken.busy[name] + taken.granted[name] for name in called}
         return list(self._begin(slots)), taken.given_up
 
     def _room(self, name: str) -> Room:
@@ -187,7 +178,7 @@ class Taking:
             taken.hungry |= {
                 name
                 for (name, _), enough in full.items()
-                if enough or (not some[name] and taken.under_way[name])
+                if enough or (not some[name] and taken.busy[name])
             }
             next_window, more = self._windows.looked(full, some)
             self.next_window = max(self.next_window, next_window)
@@ -235,12 +226,11 @@ class Taking:
     ) -> tuple[Counter[str], dict[Backlog, bool]]:
         """How much was found for each destination, and whether that was all that was wanted."""
         limits = taken.rooms if most is None else most
+        # From here to the statement nothing else runs: what is under way, what waits and what has
+        # ended are of one moment, and what the database knows beside them are calls of others.
+        taken.busy |= {one.destination: self._in_flight[one.destination] for one in asking}
         wanted = [
-            replace(
-                self._wanted(backlog, permit, limits),
-                window=window,
-                busy=taken.under_way[backlog.destination] > 0,
-            )
+            replace(self._wanted(backlog, permit, limits), window=window)
             for backlog, (permit, window) in asking.items()
         ]
         some, gone = await lease(connection, wanted, ended=ended(), follow=self._edges.follow)
@@ -269,6 +259,7 @@ class Taking:
             concurrency=destination.concurrency,
             ahead=room.ahead,
             waiting=self._ahead.waiting(backlog.destination),
+            busy=self._in_flight[backlog.destination] > 0,
             redriven=backlog.redriven,
             probe=permit.probe,
         )

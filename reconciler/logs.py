@@ -1,6 +1,7 @@
 """How we log: an event name and facts; JSON for machines, coloured lines for a terminal."""
 
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -28,7 +29,7 @@ def configure(
     renderer: Any = (
         structlog.dev.ConsoleRenderer(timestamp_key="ts", pad_event_to=0)
         if terminal
-        else structlog.processors.JSONRenderer(ensure_ascii=True, sort_keys=False)
+        else as_json_line
     )
     structlog.configure(
         processors=[
@@ -41,7 +42,7 @@ def configure(
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", Unfailing(out))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", Unfailing(out))),
         cache_logger_on_first_use=as_service,
     )
     for noisy in ("httpx", "httpcore", "apscheduler", "uvicorn", "alembic"):
@@ -51,6 +52,15 @@ def configure(
 def event_first(_: object, __: str, facts: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Put the event's name first, where a person looks for it."""
     return {"event": facts.pop("event", ""), **facts}
+
+
+# Made once: `json.dumps` would make an encoder for every line, at more than the line itself costs.
+_ENCODED = json.JSONEncoder(ensure_ascii=True, default=repr).encode
+
+
+def as_json_line(_: object, __: str, facts: MutableMapping[str, Any]) -> str:
+    """One line for a machine; what JSON does not know is written as Python shows it."""
+    return _ENCODED(facts)
 
 
 def escape_controls(
