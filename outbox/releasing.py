@@ -23,7 +23,7 @@ async def release(connection: AsyncConnection, leased: Sequence[Leased]) -> None
             "lease_ends": one.lease_ends.isoformat(),
             "maybe_sent": one.maybe_sent,
         }
-        for one in sorted(leased, key=lambda one: one.id)
+        for one in sorted(leased, key=lambda one: one.id.int)
     ]
     await connection.execute(_RELEASE, {"rows": rows})
 

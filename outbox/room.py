@@ -34,6 +34,7 @@ class Taken:
     rooms: dict[str, Room]  #: how much more is wanted
     hungry: set[str] = field(default_factory=set)  #: for which more may be due than was taken
     granted: Counter[str] = field(default_factory=Counter)  #: calls that may begin at once
+    ahead: Counter[str] = field(default_factory=Counter)  #: and those that may not
     busy: dict[str, int] = field(default_factory=dict)  #: calls of ours, when it asked last
     leased: list[Leased] = field(default_factory=list)
     given_up: list[GivenUp] = field(default_factory=list)

@@ -91,7 +91,7 @@ async def settle(
             "status": mark.status,
             "error": mark.error,
         }
-        for mark in sorted(marks, key=lambda mark: mark.id)
+        for mark in sorted(marks, key=lambda mark: mark.id.int)
     ]
     told = written(rows)
     # What nothing follows is not read back but for its name.

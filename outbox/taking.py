@@ -94,9 +94,9 @@ class Taking:
 
     async def take(self, ended: Ended) -> tuple[list[Ready], list[GivenUp]]:
         """Lease for every free slot, and ahead; what has a slot now, until that is released."""
-        rooms = {name: room for name in self._destinations if (room := self._room(name)).total}
+        names = {name for name in self._destinations if self._room(name).total}
         self.soonest, self.next_window = None, Next.NOTHING
-        if not rooms:
+        if not names:
             return [], []
 
         asked_at = self._edges.clock()
@@ -104,11 +104,11 @@ class Taking:
         async with self._engine.begin() as connection:
             if not await self._may_call(connection):
                 return [], []
-            rates = {name: self._destinations[name].rate for name in rooms}
+            rates = {name: self._destinations[name].rate for name in names}
             asked = await flow.ask(connection, rates)
             taken = Taken(
                 rooms={
-                    one.destination: rooms[one.destination].within(one.most)
+                    one.destination: self._room(one.destination).within(one.most)
                     for one in asked.permits
                 },
             )
@@ -120,7 +120,7 @@ class Taking:
         if taken.leased:
             self._edges.point("relay-after-lease")
         # Not sooner: slots that become free meanwhile ask for the next turn, and it may fail.
-        self._hungry -= rooms.keys() - set(asked.waiting)
+        self._hungry -= names - set(asked.waiting)
         self._hungry |= taken.hungry | self._news
         self._learn(asked)
         waits = [asked.soonest, *(one.again for one in asked.permits if called[one.destination])]
@@ -162,27 +162,42 @@ class Taking:
             asking = {
                 Backlog(one.destination, redriven): one
                 for one in permits
-                if taken.rooms[one.destination].total
-                and one.destination not in self._went_past
+                if one.destination not in self._went_past
                 and (one.redriven if redriven else one.live)
             }
-            if not asking:
-                continue
-            windows = await self._windows.look(connection, asking)
-            some, full = await self._lease_in(
-                connection,
-                {one: (asking[one], window) for one, window in windows.items()},
-                taken,
-                ended,
-            )
-            taken.hungry |= {
-                name
-                for (name, _), enough in full.items()
-                if enough or (not some[name] and taken.busy[name])
-            }
-            next_window, more = self._windows.looked(full, some)
+            next_window, more = await self._take_older(connection, asking, taken, ended)
+            if more:  # what a window had too little of, the next one may have
+                asking = {one: permit for one, permit in asking.items() if one.destination in more}
+                again, _ = await self._take_older(connection, asking, taken, ended)
+                next_window = max(again, Next.SOON)
             self.next_window = max(self.next_window, next_window)
-            taken.hungry |= more  # a turn that finds no slot free must not forget them
+
+    async def _take_older(
+        self,
+        connection: AsyncConnection,
+        asking: Mapping[Backlog, Permit],
+        taken: Taken,
+        ended: Ended,
+    ) -> tuple[Next, set[str]]:
+        """One window of each backlog; when the next is worth a look, and for which at once."""
+        asking = {one: asking[one] for one in asking if taken.rooms[one.destination].total}
+        if not asking:
+            return Next.NOTHING, set()
+        windows = await self._windows.look(connection, asking)
+        some, full = await self._lease_in(
+            connection,
+            {one: (asking[one], window) for one, window in windows.items()},
+            taken,
+            ended,
+        )
+        taken.hungry |= {
+            name
+            for (name, _), enough in full.items()
+            if enough or (not some[name] and taken.busy[name])
+        }
+        next_window, more = self._windows.looked(full, some)
+        taken.hungry |= more  # a turn that finds no slot free must not forget them
+        return next_window, more
 
     async def _take_newest(
         self,
@@ -230,27 +245,32 @@ class Taking:
         # ended are of one moment, and what the database knows beside them are calls of others.
         taken.busy |= {one.destination: self._in_flight[one.destination] for one in asking}
         wanted = [
-            replace(self._wanted(backlog, permit, limits), window=window)
+            replace(self._wanted(backlog, permit, limits, taken), window=window)
             for backlog, (permit, window) in asking.items()
         ]
         some, gone = await lease(connection, wanted, ended=ended(), follow=self._edges.follow)
-        number = Counter(one.destination for one in some)
-        number.update(one.destination for one in gone)
+        leased = Counter(one.destination for one in some)
+        number = leased + Counter(one.destination for one in gone)
         # Others may have left less room than we have slots: then one that ends makes some.
         rooms = {name: one.total for name, one in limits.items()}
         rooms |= {one.destination: one.room for one in some}
         full = {one: number[one.destination] >= rooms[one.destination] for one in asking}
         for name, some_more in number.items():
-            taken.granted[name] += min(some_more, rooms[name] - limits[name].ahead)
+            at_once = min(leased[name], rooms[name] - limits[name].ahead)
+            taken.granted[name] += at_once
+            taken.ahead[name] += leased[name] - at_once
             taken.rooms[name] = taken.rooms[name].less(some_more)
         taken.leased += some
         taken.given_up += gone
         return number, full
 
-    def _wanted(self, backlog: Backlog, permit: Permit, limits: Mapping[str, Room]) -> Wanted:
-        destination, room = self._destinations[backlog.destination], limits[backlog.destination]
+    def _wanted(
+        self, backlog: Backlog, permit: Permit, limits: Mapping[str, Room], taken: Taken
+    ) -> Wanted:
+        name = backlog.destination
+        destination, room = self._destinations[name], limits[name]
         return Wanted(
-            destination=backlog.destination,
+            destination=name,
             free=room.total,
             lease=self._lease,
             hold_after_dead=destination.after_dead == "hold",
@@ -258,8 +278,8 @@ class Taking:
             key_life=destination.key_life(lease=self._lease),
             concurrency=destination.concurrency,
             ahead=room.ahead,
-            waiting=self._ahead.waiting(backlog.destination),
-            busy=self._in_flight[backlog.destination] > 0,
+            waiting=self._ahead.waiting(name) + taken.ahead[name],
+            busy=self._in_flight[name] + taken.granted[name] > 0,
             redriven=backlog.redriven,
             probe=permit.probe,
         )

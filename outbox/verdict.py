@@ -215,13 +215,13 @@ def _maybe_done(reason: str) -> Ruling:
 
 def _in_the_light_of(before: Before, found: Ruling) -> Ruling:
     """What *found* means for an entry with this past and this future."""
+    if found.verdict is Verdict.DELIVERED:
+        return found._replace(maybe_sent=True)
     maybe_sent = found.maybe_sent or before.maybe_sent
     reason = bounded(found.reason or "")
     judged = found._replace(maybe_sent=maybe_sent, reason=reason)
 
     match found.verdict:
-        case Verdict.DELIVERED:
-            return found._replace(maybe_sent=True)
         case Verdict.RETRY if found.maybe_sent and not before.idempotent:
             return judged._replace(verdict=Verdict.UNCERTAIN)
         case Verdict.RETRY if before.last_attempt:
@@ -232,7 +232,7 @@ def _in_the_light_of(before: Before, found: Ruling) -> Ruling:
             # A refusal says nothing about the attempt before it that was never answered.
             after = bounded(f"{reason}, after an attempt that may have taken effect")
             return judged._replace(verdict=Verdict.UNCERTAIN, reason=after)
-        case Verdict.RETRY | Verdict.DEAD | Verdict.UNCERTAIN:
+        case _:
             return judged
 
 

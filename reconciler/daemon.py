@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -73,6 +74,9 @@ async def serve(
         await parts.database.first_look()
         faults.point("database-prepared")
         running = parts.of(webhooks=webhooks, admin=admin)
+        # What was made until now stays: looked at again and again it would cost a call in ten.
+        gc.collect()
+        gc.freeze()
         async with reporting(lambda: parts.condition(draining=stop.is_set())):
             await run_parts(running, stop, drain=partial(draining, parts))
     except TimeoutError:

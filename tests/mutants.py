@@ -252,6 +252,13 @@ MUTANTS = (
     Mutant(
         promise="P16",
         file="outbox/lease_statement.py",
+        before="mine = func.greatest(most - under_way, 0)",
+        after="mine = func.greatest(most, 0)",
+        story="tests/outbox/test_ahead.py::test_slots_that_another_process_uses_are_left_to_it",
+    ),
+    Mutant(
+        promise="P16",
+        file="outbox/lease_statement.py",
         before="expired = due.expires_at <= func.now()",
         after="expired = due.expires_at <= due.first_attempt_at",
         story="tests/outbox/test_flow.py::test_what_is_too_old_when_it_would_be_sent_is_skipped",
@@ -294,6 +301,14 @@ MUTANTS = (
         after="    return None\n",
         story="tests/stories/test_p20_history.py::"
         "test_p20_a_thousand_old_paid_orders_are_not_charged_and_a_new_one_is",
+    ),
+    Mutant(
+        promise="P9",
+        file="outbox/relay.py",
+        before="well = leased.idempotent and mark.seen is not None",
+        after="well = mark.seen is not None",
+        story="tests/outbox/test_ahead.py::"
+        "test_calls_that_may_not_be_repeated_are_not_leased_ahead",
     ),
     Mutant(
         promise="P9",

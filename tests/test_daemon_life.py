@@ -215,7 +215,7 @@ async def test_an_outage_is_waited_out_without_a_restart(tmp_path: Path, databas
         lines = world.config.read_text().splitlines()
         lines[1] = f'url = "{proxy.url}"'
         world.config.write_text("\n".join(lines))
-        world.sender.unlisted |= {"e1", "after-0", "after-1"}  # a scan could be first
+        world.sender.unlisted |= {"e0", "e1", "after-0", "after-1"}  # a scan could be first
         proxy.refuse()
         serving = await one_that_listens(world)
         assert (200, 503) == (await health(serving, "/livez"), await health(serving, "/readyz"))

@@ -9,9 +9,10 @@ bytes that were frozen: `docs/dependencies.md` has what was measured.
 import asyncio
 import select
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from socket import socket
+from typing import NamedTuple
 
 import httptools
 
@@ -39,19 +40,34 @@ async def opened(its_socket: socket, *, tls: ssl.SSLContext | None, host: str) -
     return connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A request as it is sent, to the byte; every part is fit for that."""
 
     method: str
     target: bytes
-    headers: list[tuple[str, str]]
+    own: Sequence[tuple[str, str]]  #: headers of this request alone
+    shared: "Shared"
     body: bytes
 
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return [*self.own, *self.shared.headers]
+
     def head(self) -> bytes:
-        lines = [f"{name}: {value}\r\n" for name, value in self.headers]
         first = self.method.encode("ascii") + b" " + self.target + b" HTTP/1.1\r\n"
-        return first + "".join(lines).encode("latin-1") + b"\r\n"
+        return first + lines_of(self.own) + self.shared.lines + b"\r\n"
+
+
+class Shared(NamedTuple):
+    """Headers that many requests have alike, and how they are written."""
+
+    headers: Sequence[tuple[str, str]]
+    lines: bytes
+
+
+def lines_of(headers: Iterable[tuple[str, str]]) -> bytes:
+    """*headers* as they are written, each in a line of its own."""
+    return "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._reading: _Reading | None = None
         self._spoilt = False
         self._idle_since = 0.0
+        self._news = select.poll()
 
     async def exchange(
         self,
@@ -127,10 +144,7 @@ class Connection(asyncio.Protocol):
 
     def _has_news(self) -> bool:
         """Whether something came that the loop has not got round to: its end, most likely."""
-        assert self._transport is not None
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._news.poll(0))
 
     def _is_closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
@@ -138,6 +152,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._news.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         reading = self._reading

@@ -15,7 +15,7 @@ import httpx
 
 from outbox.destinations import Request
 from outbox.destinations.connecting import opener
-from outbox.destinations.exchange import Connection, Heard, Outgoing, opened
+from outbox.destinations.exchange import Connection, Heard, Outgoing, Shared, lines_of, opened
 from outbox.destinations.proxied import NotSentError, ProxiedLine, proxied
 from outbox.egress import PUBLIC, BlockedError, Egress
 from outbox.entry import bounded
@@ -171,30 +171,32 @@ class HttpDestination:
         host, prefix = _said_of(self.base_url)
         if not _PATH.fullmatch(request.path) or not _TOKEN.fullmatch(request.method):
             raise ValueError("method or path")
-        headers = {"user-agent": USER_AGENT, "accept-encoding": "identity", "accept": "*/*"}
-        headers |= {name.lower(): _secret(value) for name, value in self.headers.items()}
-        headers |= {name.lower(): value for name, value in request.headers.items()}
-        if self.bearer is not None:
-            headers["authorization"] = f"Bearer {_secret(self.bearer)}"
-        if self.basic is not None:
-            pair = ":".join(map(_secret, self.basic)).encode()
-            headers["authorization"] = f"Basic {b64encode(pair).decode('ascii')}"
-        if self.key_header is not None and request.idempotency_key is not None:
-            headers[self.key_header.lower()] = request.idempotency_key
-        for name, value in headers.items():
-            if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-                raise ValueError("header")
-        ours = [("host", host)]
+        own = [("host", host)]
         if request.body or request.method in ("POST", "PUT", "PATCH"):
-            ours.append(("content-length", str(len(request.body))))
-        theirs = [(name, value.strip(" \t")) for name, value in headers.items() if name not in OURS]
+            own.append(("content-length", str(len(request.body))))
+        without = None  # a header of the frozen request, which the key takes the place of
+        if self.key_header is not None and request.idempotency_key is not None:
+            without = self.key_header.lower()
+            own += _fit(without, request.idempotency_key)
         return Outgoing(
             method=request.method,
             # The bytes as they were frozen: nothing normalises them once more.
             target=(prefix + self._with_query(request.path)).encode("ascii"),
-            headers=[*ours, *theirs],
+            own=own,
+            shared=_shared(
+                tuple((name, _secret(value)) for name, value in self.headers.items()),
+                tuple(request.headers.items()),
+                self._authorization(),
+                without,
+            ),
             body=request.body,
         )
+
+    def _authorization(self) -> str | None:
+        if self.basic is not None:
+            pair = ":".join(map(_secret, self.basic)).encode()
+            return f"Basic {b64encode(pair).decode('ascii')}"
+        return None if self.bearer is None else f"Bearer {_secret(self.bearer)}"
 
     def _with_query(self, path: str) -> str:
         if not self.query:
@@ -215,6 +217,34 @@ def _said_of(base_url: str) -> tuple[str, str]:
     base = _place(base_url)
     prefix = base.raw_path.decode("ascii").partition("?")[0].rstrip("/")
     return base.netloc.decode("ascii"), prefix
+
+
+@lru_cache(maxsize=256)
+def _shared(
+    destination: tuple[tuple[str, str], ...],
+    request: tuple[tuple[str, str], ...],
+    authorization: str | None,
+    without: str | None,
+) -> Shared:
+    """
+    What the headers of a destination and those of a request come to, which go before.
+
+    Those of one effect are mostly the same. Raises ValueError, TypeError where one cannot be sent.
+    """
+    said = {"user-agent": USER_AGENT, "accept-encoding": "identity", "accept": "*/*"}
+    said |= {name.lower(): value for name, value in (*destination, *request)}
+    if authorization is not None:
+        said["authorization"] = authorization
+    said.pop(without or "", None)
+    headers = [one for name, value in said.items() for one in _fit(name, value)]
+    return Shared(headers=headers, lines=lines_of(headers))
+
+
+def _fit(name: str, value: str) -> list[tuple[str, str]]:
+    """The header, unless it is not theirs to say. Raises ValueError, TypeError: it is none."""
+    if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+        raise ValueError("header")
+    return [] if name in OURS else [(name, value.strip(" \t"))]
 
 
 def _ended(heard: Heard, without_answer: str) -> Answer | Failure:

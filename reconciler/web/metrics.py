@@ -1,6 +1,7 @@
 """What /metrics shows: counters of the parts, gauges that a background query refreshes."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from prometheus_client import (
@@ -72,6 +73,9 @@ class Metrics:
             buckets=DELAYS,
             registry=self.registry,
         )
+        # To find the series of a call costs more than to count it.
+        self._attempts_of = cache(self.attempts.labels)
+        self._attempt_seconds_of = cache(self.attempt_seconds.labels)
         self.add_gauges()
 
     def add_gauges(self) -> None:
@@ -169,8 +173,8 @@ class Metrics:
 
     def attempted(self, one: Attempted) -> None:
         """Count one call."""
-        self.attempts.labels(one.destination, one.verdict.value).inc()
-        self.attempt_seconds.labels(one.destination).observe(one.seconds)
+        self._attempts_of(one.destination, one.verdict.value).inc()
+        self._attempt_seconds_of(one.destination).observe(one.seconds)
 
     def show(self, counts: Mapping[str, object]) -> None:
         """Take over the figures of `operations.status`."""
