@@ -81,7 +81,7 @@ def _lease_statement() -> Update:
     room = _room(wanted)
     due = _due(wanted, room)
     state, reason = _fate(due.c, wanted.c)
-    limits = (wanted.c.lease, wanted.c.probe, room.c.room)
+    limits = (wanted.c.lease, wanted.c.probe, room.c.room, room.c.slots)
     # Materialized: run a second time, it would lock other rows than the first.
     picked = (
         select(due, *limits, state.label("fate"), reason.label("reason"))
@@ -110,6 +110,7 @@ def _lease_statement() -> Update:
             held.lease.label("lease_seconds"),
             held.probe,
             held.room,
+            held.slots,
             held.attempts.label("was_attempts"),
             held.due_at.label("was_due_at"),
             held.call_open.label("was_open"),
@@ -163,8 +164,9 @@ def _room(wanted: FromClause) -> LateralFromClause:
     left = case((most.is_not(None), mine + ahead))
     # Correlated by word, since SQLAlchemy does it by itself only where another FROM is left: each
     # destination would be given the room of all others too. Offset: counted once, not per entry.
-    room = select(func.least(wanted.c.free, left).label("room")).correlate(wanted).offset(0)
-    return room.lateral("room")
+    slots = case((most.is_not(None), mine), else_=wanted.c.free)
+    room = select(func.least(wanted.c.free, left).label("room"), slots.label("slots"))
+    return room.correlate(wanted).offset(0).lateral("room")
 
 
 def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:

@@ -59,6 +59,7 @@ class Leased(NamedTuple):
     maybe_sent: bool  #: an earlier attempt may have taken effect
     probe: bool  #: the one call that an open breaker lets through
     room: int  #: so many could have been taken when it was, this one included
+    slots: int  #: and so many of them called at once
     leased_at: datetime
     lease_ends: datetime
 
@@ -144,6 +145,7 @@ def _leased(row: Row[Any]) -> Leased:
         maybe_sent=row.was_maybe_sent,
         probe=row.probe,
         room=row.room,
+        slots=row.slots,
         leased_at=row.leased_at,
         lease_ends=row.due_at,
     )

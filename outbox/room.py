@@ -33,8 +33,9 @@ class Taken:
 
     rooms: dict[str, Room]  #: how much more is wanted
     hungry: set[str] = field(default_factory=set)  #: for which more may be due than was taken
-    granted: Counter[str] = field(default_factory=Counter)  #: calls that may begin at once
-    ahead: Counter[str] = field(default_factory=Counter)  #: and those that may not
-    busy: dict[str, int] = field(default_factory=dict)  #: calls of ours, when it asked last
     leased: list[Leased] = field(default_factory=list)
+    granted: Counter[str] = field(default_factory=Counter)  #: of them, to be called at once
+    ahead: Counter[str] = field(default_factory=Counter)  #: and when a call has ended
+    busy: dict[str, int] = field(default_factory=dict)  #: slots of ours, when it asked last
+    slots: dict[str, int] = field(default_factory=dict)  #: of ours in all, as far as others leave
     given_up: list[GivenUp] = field(default_factory=list)

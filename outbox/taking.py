@@ -127,8 +127,7 @@ class Taking:
         self.soonest = min((wait for wait in waits if wait is not None), default=None)
         _tell(taken.given_up)
         self._ahead.add(taken.leased, at=asked_at)
-        slots = {name: taken.busy[name] + taken.granted[name] for name in called}
-        return list(self._begin(slots)), taken.given_up
+        return list(self._begin(taken.slots)), taken.given_up
 
     def _room(self, name: str) -> Room:
         slots = self._destinations[name].concurrency - self._in_flight[name]
@@ -243,7 +242,7 @@ class Taking:
         limits = taken.rooms if most is None else most
         # From here to the statement nothing else runs: what is under way, what waits and what has
         # ended are of one moment, and what the database knows beside them are calls of others.
-        taken.busy |= {one.destination: self._in_flight[one.destination] for one in asking}
+        taken.busy |= {name: self._in_flight[name] + taken.granted[name] for name, _ in asking}
         wanted = [
             replace(self._wanted(backlog, permit, limits, taken), window=window)
             for backlog, (permit, window) in asking.items()
@@ -255,10 +254,11 @@ class Taking:
         rooms = {name: one.total for name, one in limits.items()}
         rooms |= {one.destination: one.room for one in some}
         full = {one: number[one.destination] >= rooms[one.destination] for one in asking}
+        for name, slots in {one.destination: one.slots for one in some}.items():
+            taken.slots[name] = taken.busy[name] + slots
+            taken.granted[name] += min(leased[name], slots)
+            taken.ahead[name] += max(leased[name] - slots, 0)
         for name, some_more in number.items():
-            at_once = min(leased[name], rooms[name] - limits[name].ahead)
-            taken.granted[name] += at_once
-            taken.ahead[name] += leased[name] - at_once
             taken.rooms[name] = taken.rooms[name].less(some_more)
         taken.leased += some
         taken.given_up += gone
@@ -279,7 +279,7 @@ class Taking:
             concurrency=destination.concurrency,
             ahead=room.ahead,
             waiting=self._ahead.waiting(name) + taken.ahead[name],
-            busy=self._in_flight[name] + taken.granted[name] > 0,
+            busy=taken.busy[name] > 0,
             redriven=backlog.redriven,
             probe=permit.probe,
         )
