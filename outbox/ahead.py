@@ -7,7 +7,7 @@ from typing import NamedTuple
 from outbox.leasing import Leased
 
 MOMENT = 0.16  # seconds that what is leased ahead keeps the slots of a destination busy
-MOST = 800  # calls of one destination
+MOST = 800  # calls of one destination; and `lease_statement.AHEAD_BYTES` of their bodies
 OVERDUE = 5 * MOMENT  # of waiting, after which a call is given back
 WEIGHT = 1 / 16  # of the latest call in how long calls usually take
 TOO_LONG = 2 * MOMENT  # a call that takes this long leaves nothing to gain

@@ -1,5 +1,6 @@
 """The statement that takes due entries, and gives up those that have used themselves up."""
 
+from functools import partial
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
@@ -9,6 +10,7 @@ from sqlalchemy import (
     Double,
     FromClause,
     Integer,
+    Subquery,
     Text,
     Update,
     Uuid,
@@ -19,6 +21,7 @@ from sqlalchemy import (
     func,
     null,
     or_,
+    over,
     select,
     true,
     update,
@@ -48,6 +51,8 @@ CALLED = (
     *("ordered", "lane", "idempotent", "method", "path", "body"),
     *("attempts_before", "refusals", "due_at"),
 )
+
+AHEAD_BYTES = 8 * 1024 * 1024  # of the bodies of one destination that are leased ahead
 
 Columns: TypeAlias = ReadOnlyColumnCollection[str, Any]
 
@@ -79,13 +84,11 @@ def _lease_statement() -> Update:
         },
     )
     room = _room(wanted)
-    due = _due(wanted, room)
-    state, reason = _fate(due.c, wanted.c)
-    limits = (wanted.c.lease, wanted.c.probe, room.c.room, room.c.slots)
+    found = _found(wanted, room, _due(wanted, room))
     # Materialized: run a second time, it would lock other rows than the first.
     picked = (
-        select(due, *limits, state.label("fate"), reason.label("reason"))
-        .select_from(wanted.join(room, true()).join(due, true()))
+        select(found, func.count().over(partition_by=found.c.destination).label("kept"))
+        .where(or_(found.c.nth <= found.c.slots, found.c.bytes <= AHEAD_BYTES))
         .cte("picked")
         .prefix_with("MATERIALIZED")
     )
@@ -109,7 +112,7 @@ def _lease_statement() -> Update:
             func.now().label("leased_at"),
             held.lease.label("lease_seconds"),
             held.probe,
-            held.room,
+            case((held.kept < held.number, held.kept), else_=held.room).label("room"),
             held.slots,
             held.attempts.label("was_attempts"),
             held.due_at.label("was_due_at"),
@@ -185,6 +188,7 @@ def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:
             outbox.c.first_attempt_at,
             outbox.c.last_error,
             outbox.c.expires_at,
+            func.coalesce(func.octet_length(outbox.c.body), 0).label("size"),
         )
         .where(
             outbox.c.destination == wanted.c.destination,
@@ -200,6 +204,28 @@ def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:
         .limit(room.c.room)
         .with_for_update(skip_locked=True)
         .lateral("due")
+    )
+
+
+def _found(wanted: FromClause, room: FromClause, due: FromClause) -> Subquery:
+    """What is due, with what becomes of it, and its place and its bytes among those before it."""
+    state, reason = _fate(due.c, wanted.c)
+    in_order = partial(
+        over, partition_by=wanted.c.destination, order_by=(due.c.due_at, due.c.id), rows=(None, 0)
+    )
+    number = over(func.count(), partition_by=wanted.c.destination)
+    return (
+        select(
+            due,
+            *(wanted.c.destination, wanted.c.lease, wanted.c.probe, room.c.room, room.c.slots),
+            state.label("fate"),
+            reason.label("reason"),
+            in_order(func.row_number()).label("nth"),
+            in_order(func.sum(due.c.size)).label("bytes"),
+            number.label("number"),
+        )
+        .select_from(wanted.join(room, true()).join(due, true()))
+        .subquery("found")
     )
 
 

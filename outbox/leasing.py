@@ -58,7 +58,7 @@ class Leased(NamedTuple):
     refusals: int
     maybe_sent: bool  #: an earlier attempt may have taken effect
     probe: bool  #: the one call that an open breaker lets through
-    room: int  #: so many could have been taken when it was, this one included
+    room: int  #: so many could be taken when it was, this one included; more were not to be
     slots: int  #: and so many of them called at once
     leased_at: datetime
     lease_ends: datetime

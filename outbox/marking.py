@@ -24,7 +24,8 @@ Point = Callable[[str], None]
 
 DATABASE_TROUBLE = (SQLAlchemyError, OSError)
 BATCH_MAX = 200
-ENOUGH = 100  # marks that wait for no further ones
+ENOUGH = 200  # marks that wait for no further ones
+GATHER = 0.02  # seconds that marks wait for further ones, where nobody waits for them
 WAITING_MAX = 1000  # marks; beyond it no more is leased
 FIRST_PAUSE = 0.05  # seconds
 LONGEST_PAUSE = 2.0  # seconds
@@ -58,7 +59,7 @@ class Marking:
         self._sleep = sleep
         self._waiting: deque[Mark | Leased] = deque()
         self._writing: Sequence[Mark | Leased] = ()
-        self._due = Wake()
+        self._due = Wake(gather=GATHER)
         self._aside = Aside()
         self._aside_is_next = False
         self._failures = 0

@@ -83,11 +83,11 @@ async def settle(
             "id": str(mark.id),
             "attempt": mark.attempt,
             "started_at": mark.started_at.isoformat(),
-            "state": mark.state.value,
+            "state": mark.state,
             "wait": mark.wait.total_seconds(),
             "maybe_sent": mark.maybe_sent,
             "refusals": mark.refusals,
-            "verdict": mark.verdict.value,
+            "verdict": mark.verdict,
             "status": mark.status,
             "error": mark.error,
         }

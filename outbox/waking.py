@@ -13,16 +13,19 @@ class Wake(asyncio.Event):
     The moment counts from when somebody waits: who was busy until now has just made more of it.
     """
 
-    _wanted = False
-    _waiting = 0
-    _soon: asyncio.TimerHandle | None = None
+    def __init__(self, *, gather: float = GATHER) -> None:
+        super().__init__()
+        self._gather = gather
+        self._wanted = False
+        self._waiting = 0
+        self._soon: asyncio.TimerHandle | None = None
 
     def set(self) -> None:
         self._forget()
         super().set()
 
     def set_soon(self) -> None:
-        """Set it within GATHER of somebody's waiting for it, however often that is asked for."""
+        """Set it within a moment of somebody's waiting for it, however often that is asked for."""
         self._wanted = True
         if self._waiting and self._soon is None and not self.is_set():
             self._start()
@@ -41,7 +44,7 @@ class Wake(asyncio.Event):
             self._waiting -= 1
 
     def _start(self) -> None:
-        self._soon = asyncio.get_running_loop().call_later(GATHER, self.set)
+        self._soon = asyncio.get_running_loop().call_later(self._gather, self.set)
 
     def _forget(self) -> None:
         self._wanted = False

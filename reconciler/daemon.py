@@ -24,6 +24,7 @@ from reconciler.systemd import Condition, notify, report
 log = structlog.get_logger()
 
 CLOSED_WITHIN = 3.0  #: seconds for connections to say goodbye
+YOUNG = 10_000  #: new objects after which the collector looks for cycles; few of ours make any
 SLACK = timedelta(seconds=5)  #: beyond `server.drain`, for what was cancelled to clean up
 
 
@@ -77,6 +78,7 @@ async def serve(
         # What was made until now stays: looked at again and again it would cost a call in ten.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(YOUNG)
         async with reporting(lambda: parts.condition(draining=stop.is_set())):
             await run_parts(running, stop, drain=partial(draining, parts))
     except TimeoutError:

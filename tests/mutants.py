@@ -57,8 +57,8 @@ GUARD = Mutant(
 STABLE_KEY = Mutant(
     promise="P7",
     file="outbox/destinations/http.py",
-    before="= request.idempotency_key\n",
-    after="= f\"{request.idempotency_key}:{__import__('time').time_ns()}\"\n",
+    before="_fit(without, request.idempotency_key)",
+    after="_fit(without, f\"{request.idempotency_key}:{__import__('time').time_ns()}\")",
     story="tests/stories/test_p07_p08_calls.py::"
     "test_p07_attempts_are_alike_over_a_restart_with_another_configuration",
 )

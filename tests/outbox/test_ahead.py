@@ -115,6 +115,15 @@ async def test_what_waits_is_given_back_when_calls_become_slow(world, pretend):
     assert {1} == {row.attempts for row in await world.entries()}
 
 
+async def test_large_bodies_are_leased_ahead_only_as_far_as_memory_is_meant_for_them(world):
+    """What has a slot is called, however large it is; beyond that its bytes count."""
+    await world.enqueue(*(an_entry(n, body=b"x" * 3_000_000) for n in range(12)))
+    first = await lease_one(world, free=10, ahead=8, concurrency=2)
+    assert (2, 2) == (first.room, await open_calls(world))
+    await lease_one(world, free=10)
+    assert 12 == await open_calls(world)
+
+
 async def test_when_calls_become_slow_a_backlog_is_not_left_until_the_poll(
     world, pretend, monkeypatch
 ):

@@ -95,7 +95,12 @@ async def test_p13_the_watermark_is_the_senders_and_stays_where_a_listing_breaks
         assert newest == await watermark(world)
         world.sender.broken = Answer(body={"error": "maintenance", "data": None})
         world.sender.sets("ord_new", age=1, status="created")
-        await world.scans(1)
+
+        async def broken() -> bool:
+            (kind,) = (await world.document("status"))["senders"]["shop"]["kinds"].values()
+            return bool(kind["last_error"])
+
+        await eventually(broken)
         assert newest == await watermark(world)
         assert ORDERS == await world.value("select count(*) from reconciler.resources")
 
