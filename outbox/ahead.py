@@ -40,14 +40,14 @@ class Ahead:
         return len(self._waiting[destination])
 
     def more(self, destination: str, slots: int) -> int:
-        """How many more to lease for so many *slots*: none while half of them still wait."""
+        """How many more to lease for so many *slots*: none while most of them still wait."""
         usual = self._usual[destination]
         if usual >= MOMENT:
             return 0
         busy = slots * MOMENT
         deep = MOST if usual * MOST <= busy else int(busy / usual)
         waiting = self.waiting(destination)
-        return deep - waiting if 2 * waiting <= deep else 0
+        return deep - waiting if 3 * waiting <= 2 * deep else 0
 
     def add(self, leased: Iterable[Leased], *, at: float) -> None:
         """Let them wait, the first of them first."""
