@@ -168,7 +168,7 @@ async def leased_some(engine: AsyncEngine) -> list[Leased]:
         concurrency=SLOTS,
     )
     async with engine.begin() as connection:
-        leased, _ = await lease(connection, [wanted])
+        leased, *_ = await lease(connection, [wanted])
     return leased
 
 

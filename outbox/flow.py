@@ -53,6 +53,8 @@ class Asked:
     waiting: Collection[str]  #: destinations for which something is due that may not go yet
     troubled: Collection[str]  #: destinations that failed lately: their next success counts
     well: Collection[str]  #: the others that were asked for
+    open: Collection[str]  #: destinations that are left alone, but for a probe
+    paused: Mapping[str, Collection[str]]  #: effects of each; an empty one is all of them
 
 
 async def ask(connection: AsyncConnection, rates: Mapping[str, Rate | None]) -> Asked:
@@ -108,6 +110,8 @@ async def _asked(
         waiting=waits.keys(),
         troubled=troubled,
         well=rates.keys() - troubled,
+        open={row.destination for row in rows if row.breaker == OPEN},
+        paused={row.destination: row.paused_effects for row in rows if row.paused_effects},
     )
 
 

@@ -69,6 +69,7 @@ def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
     seen = destination_flow.alias("seen")
     paused = select(pauses.c.effect).where(pauses.c.destination == due.c.destination).correlate(due)
     whole = paused.where(pauses.c.effect == "").exists()
+    effects = func.array(paused.scalar_subquery())
     locked = locked_row(due, whole, wanted)
     names = ("breaker", "failures", "probe_at", "slowed_until", "tokens", "filled_at")
     # What is locked may be newer than what was seen.
@@ -83,6 +84,7 @@ def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
             seen.c.destination.is_not(None).label("known"),
             locked.c.destination.label("locked"),
             whole.label("paused"),
+            effects.label("paused_effects"),
             *current,
             NOW.label("now"),
             LETS_GO_SOON.label("lets_go"),
@@ -91,7 +93,7 @@ def _ask_statement(asked: Select[Any], *those: str) -> Select[Any]:
         .select_from(
             due.outerjoin(seen, seen.c.destination == due.c.destination).outerjoin(locked, true())
         )
-        .where(or_(wanted, seen.c.failures > 0))
+        .where(or_(wanted, seen.c.failures > 0, paused.exists()))
     )
 
 

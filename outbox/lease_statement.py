@@ -10,7 +10,7 @@ from sqlalchemy import (
     Double,
     FromClause,
     Integer,
-    Subquery,
+    Select,
     Text,
     Update,
     Uuid,
@@ -63,7 +63,12 @@ EXPIRED = "expired"
 EXPIRED_MAYBE_SENT = "expired, and an attempt may have taken effect"
 
 
-def _lease_statement() -> Update:
+def _lease_statement() -> Select[Any]:
+    """
+    One row for each entry that was taken or given up, and one for a destination without any.
+
+    Each says how many could be taken of its destination, and how many slots were free for us.
+    """
     wanted = record_set(
         "wanted",
         {
@@ -75,6 +80,7 @@ def _lease_statement() -> Update:
             "key_life": Double(),
             "concurrency": Integer(),
             "ahead": Integer(),
+            "ahead_bytes": Integer(),
             "waiting": Integer(),
             "busy": Boolean(),
             "redriven": Boolean(),
@@ -84,14 +90,49 @@ def _lease_statement() -> Update:
         },
     )
     room = _room(wanted)
-    found = _found(wanted, room, _due(wanted, room))
-    # Materialized: run a second time, it would lock other rows than the first.
-    picked = (
-        select(found, func.count().over(partition_by=found.c.destination).label("kept"))
-        .where(or_(found.c.nth <= found.c.slots, found.c.bytes <= AHEAD_BYTES))
-        .cte("picked")
+    # Materialized: a second time it would count otherwise, and lock other rows, than the first.
+    asked = (
+        select(wanted, room.c.room, room.c.slots)
+        .select_from(wanted.join(room, true()))
+        .cte("asked")
         .prefix_with("MATERIALIZED")
     )
+    found = _found(asked).cte("found").prefix_with("MATERIALIZED")
+    picked = select(found).where(_may_be_taken(found.c)).cte("picked").prefix_with("MATERIALIZED")
+    taken = _taken(picked).cte("taken")
+    number = (
+        select(
+            found.c.of,
+            func.count().label("found"),
+            func.count().filter(_may_be_taken(found.c)).label("taken"),
+        )
+        .group_by(found.c.of)
+        .subquery("number")
+    )
+    return select(
+        asked.c.destination.label("of"),
+        case((number.c.taken < number.c.found, number.c.taken), else_=asked.c.room).label("room"),
+        asked.c.slots,
+        taken,
+    ).select_from(
+        asked.outerjoin(number, number.c.of == asked.c.destination).outerjoin(
+            taken, taken.c.destination == asked.c.destination
+        )
+    )
+
+
+def _may_be_taken(found: Columns) -> ColumnElement[bool]:
+    """
+    What has a slot; ahead of one only what may be called again, and as much as memory is meant for.
+
+    A crash leaves it open whether what was leased has been called.
+    """
+    at_once = func.greatest(found.slots - found.waiting, 0)
+    ahead = and_(found.all_repeatable, found.bytes <= found.ahead_bytes)
+    return or_(found.nth <= at_once, ahead)
+
+
+def _taken(picked: CTE) -> Update:
     held = picked.c
     goes_on = held.fate == PENDING
     return (
@@ -112,8 +153,6 @@ def _lease_statement() -> Update:
             func.now().label("leased_at"),
             held.lease.label("lease_seconds"),
             held.probe,
-            case((held.kept < held.number, held.kept), else_=held.room).label("room"),
-            held.slots,
             held.attempts.label("was_attempts"),
             held.due_at.label("was_due_at"),
             held.call_open.label("was_open"),
@@ -159,21 +198,25 @@ def _room(wanted: FromClause) -> LateralFromClause:
         .correlate(wanted)
         .subquery("open_calls")
     )
-    under_way = select(func.count()).select_from(open_calls).scalar_subquery()
-    # Without a limit of the destination `most` is null, and what is free counts. Where neither a
-    # slot is left nor one of ours is busy, nobody would call what is leased ahead.
-    mine = func.greatest(most - under_way, 0)
-    ahead = case((or_(most > under_way, wanted.c.busy), wanted.c.ahead), else_=0)
-    left = case((most.is_not(None), mine + ahead))
+    under_way = select(func.count().label("number")).select_from(open_calls).subquery("under_way")
+    # Without a limit of the destination `most` is null, and what is free counts.
+    left = most - under_way.c.number
+    slots = case((most.is_not(None), func.greatest(left, 0)), else_=wanted.c.free)
+    # Where neither a slot is left nor one of ours is busy, nobody would call what is ahead.
+    ahead = case((or_(left > 0, wanted.c.busy), wanted.c.ahead), else_=0)
+    room = func.least(wanted.c.free, slots) + ahead
     # Correlated by word, since SQLAlchemy does it by itself only where another FROM is left: each
-    # destination would be given the room of all others too. Offset: counted once, not per entry.
-    slots = case((most.is_not(None), mine), else_=wanted.c.free)
-    room = select(func.least(wanted.c.free, left).label("room"), slots.label("slots"))
-    return room.correlate(wanted).offset(0).lateral("room")
+    # destination would be given the room of all others too.
+    return (
+        select(room.label("room"), slots.label("slots"))
+        .select_from(under_way)
+        .correlate(wanted)
+        .lateral("room")
+    )
 
 
-def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:
-    """The first entries that may go now, as many as there is *room* for, locked."""
+def _due(wanted: FromClause) -> LateralFromClause:
+    """The first entries that may go now, as many as there is room for, locked."""
     paused = select(pauses.c.effect).where(
         pauses.c.destination == outbox.c.destination, pauses.c.effect == outbox.c.effect
     )
@@ -201,32 +244,32 @@ def _due(wanted: FromClause, room: FromClause) -> LateralFromClause:
             ~waits_for_another(wanted),
         )
         .order_by(outbox.c.due_at)
-        .limit(room.c.room)
+        .limit(wanted.c.room)
         .with_for_update(skip_locked=True)
         .lateral("due")
     )
 
 
-def _found(wanted: FromClause, room: FromClause, due: FromClause) -> Subquery:
-    """What is due, with what becomes of it, and its place and its bytes among those before it."""
-    state, reason = _fate(due.c, wanted.c)
-    in_order = partial(
-        over, partition_by=wanted.c.destination, order_by=(due.c.due_at, due.c.id), rows=(None, 0)
+def _found(asked: CTE) -> Select[Any]:
+    """What is due, what becomes of it, and how it stands among those before it."""
+    due = _due(asked)
+    state, reason = _fate(due.c, asked.c)
+    last = due.c.attempts - due.c.attempts_before + 1 >= asked.c.max_attempts
+    repeatable = or_(and_(due.c.idempotent, ~last), state != PENDING)
+    until = partial(
+        over, partition_by=asked.c.destination, order_by=(due.c.due_at, due.c.id), rows=(None, 0)
     )
-    number = over(func.count(), partition_by=wanted.c.destination)
-    return (
-        select(
-            due,
-            *(wanted.c.destination, wanted.c.lease, wanted.c.probe, room.c.room, room.c.slots),
-            state.label("fate"),
-            reason.label("reason"),
-            in_order(func.row_number()).label("nth"),
-            in_order(func.sum(due.c.size)).label("bytes"),
-            number.label("number"),
-        )
-        .select_from(wanted.join(room, true()).join(due, true()))
-        .subquery("found")
-    )
+    limits = ("lease", "probe", "slots", "waiting", "ahead_bytes")
+    return select(
+        due,
+        asked.c.destination.label("of"),
+        *(asked.c[name] for name in limits),
+        state.label("fate"),
+        reason.label("reason"),
+        until(func.row_number()).label("nth"),
+        until(func.sum(due.c.size)).label("bytes"),
+        until(func.bool_and(repeatable)).label("all_repeatable"),
+    ).select_from(asked.join(due, true()))
 
 
 def _fate(due: Columns, limits: Columns) -> tuple[ColumnElement[str], ColumnElement[str]]:

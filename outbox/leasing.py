@@ -13,7 +13,7 @@ from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.entry import State
-from outbox.lease_statement import LEASE, NEVER_ANSWERED
+from outbox.lease_statement import AHEAD_BYTES, LEASE, NEVER_ANSWERED
 from outbox.resting import Follow, rested
 from outbox.settling import record_attempts
 from outbox.windows import EVERYTHING, Window, bounds
@@ -24,13 +24,14 @@ class Wanted:
     """How much may be taken for one destination, and by which of its limits."""
 
     destination: str
-    free: int  #: calls, those *ahead* among them
+    free: int  #: calls that may begin at once, as far as others leave slots
     lease: timedelta
     hold_after_dead: bool
     max_attempts: int
     key_life: timedelta
     concurrency: int | None = None  #: calls under way at once over all processes; None: any number
-    ahead: int = 0  #: how many of them begin only when a call ends that is under way
+    ahead: int = 0  #: further ones, that begin when a call ends that is under way
+    ahead_bytes: int = AHEAD_BYTES  #: of the bodies of all, where some of them are ahead
     waiting: int = 0  #: leased by us for the same before, and not under way yet
     busy: bool = False  #: calls of ours are under way, whose slots others can have
     redriven: bool = False  #: which ones: those that a person gave new attempts, or the others
@@ -58,8 +59,7 @@ class Leased(NamedTuple):
     refusals: int
     maybe_sent: bool  #: an earlier attempt may have taken effect
     probe: bool  #: the one call that an open breaker lets through
-    room: int  #: so many could be taken when it was, this one included; more were not to be
-    slots: int  #: and so many of them called at once
+    was_due_at: datetime  #: when it was due before it was leased
     leased_at: datetime
     lease_ends: datetime
 
@@ -77,13 +77,28 @@ class GivenUp:
     reason: str
 
 
+class Space(NamedTuple):
+    """How much of one destination a lease could take."""
+
+    room: int  #: entries; no more than it took, where it was not to take more
+    slots: int  #: of its concurrency, that neither others nor calls of ours were using
+
+
+class Lease(NamedTuple):
+    """What one statement took, the first that were due first."""
+
+    leased: list[Leased]
+    given_up: list[GivenUp]
+    spaces: Mapping[str, Space]  #: of each destination that was asked for
+
+
 async def lease(
     connection: AsyncConnection,
     wanted: Sequence[Wanted],
     *,
     ended: Collection[tuple[UUID, int]] = (),
     follow: Follow | None = None,
-) -> tuple[list[Leased], list[GivenUp]]:
+) -> Lease:
     """
     Take due entries; nobody else calls them until their leases end.
 
@@ -102,6 +117,7 @@ async def lease(
             "key_life": one.key_life.total_seconds(),
             "concurrency": one.concurrency,
             "ahead": one.ahead,
+            "ahead_bytes": one.ahead_bytes,
             "waiting": one.waiting,
             "busy": one.busy,
             "redriven": one.redriven,
@@ -111,7 +127,10 @@ async def lease(
         for one in wanted
     ]
     over = [{"id": str(id_), "attempt": attempt} for id_, attempt in ended]
-    taken = await LEASE.rows(connection, rows=rows, ended=over)
+    found = await LEASE.rows(connection, rows=rows, ended=over)
+    spaces = {row.of: Space(room=row.room, slots=row.slots) for row in found}
+    taken = [row for row in found if row.id is not None]
+    taken.sort(key=lambda row: (row.was_due_at, row.id.int))
     unanswered = [row for row in taken if row.was_open]
     if unanswered:
         await record_attempts(connection, [_unanswered(row) for row in unanswered])
@@ -122,7 +141,7 @@ async def lease(
         resting = [rested(row) for row in resting_now if follow.wants(row.effect, State(row.state))]
         if resting:
             await follow.follow(connection, resting)
-    return leased, given_up
+    return Lease(leased, given_up, spaces)
 
 
 def _leased(row: Row[Any]) -> Leased:
@@ -144,8 +163,7 @@ def _leased(row: Row[Any]) -> Leased:
         refusals=row.refusals,
         maybe_sent=row.was_maybe_sent,
         probe=row.probe,
-        room=row.room,
-        slots=row.slots,
+        was_due_at=row.was_due_at,
         leased_at=row.leased_at,
         lease_ends=row.due_at,
     )

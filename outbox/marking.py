@@ -75,7 +75,13 @@ class Marking:
     @property
     def behind(self) -> bool:
         """Whether marks fail, or more of them wait than is good."""
-        return self._failures > 0 or len(self._waiting) + len(self._aside) >= WAITING_MAX
+        if self._failures:
+            return True
+        if len(self._waiting) + len(self._aside) < WAITING_MAX:
+            return False
+        # What was given back unsent is no call that would be made again.
+        marks = sum(isinstance(one, Mark) for one in self._waiting)
+        return marks + len(self._aside) >= WAITING_MAX
 
     @property
     def ended(self) -> list[tuple[UUID, int]]:

@@ -28,7 +28,6 @@ from outbox.noting import Noting
 from outbox.resting import Follow
 from outbox.settling import Mark
 from outbox.taking import Taking
-from outbox.telling import is_well
 from outbox.verdict import Before, verdict
 from outbox.waking import Wake
 from outbox.windows import Next
@@ -144,6 +143,7 @@ class Relay:
             edges=edges,
             may_call=may_call,
             learn=noting.learn,
+            give_back=self._give_back,
         )
 
     def looker(self) -> Looker:
@@ -162,13 +162,13 @@ class Relay:
         self, calls: asyncio.TaskGroup, *, stop: asyncio.Event, progress: Callable[[], None]
     ) -> None:
         """Lease as many entries as there are free slots and start their calls, again and again."""
-        outages = 0
+        outages, ahead = 0, self._taking.ahead
         while not stop.is_set():
             if not self.marking.stuck:
                 progress()
             await self._edges.turn()
             self.wake.clear()
-            self._give_back(self._taking.overdue())
+            ahead.drop_overdue(self._edges.clock(), ahead.destinations())
             if not self.marking.behind:
                 try:
                     ready, given_up = await self.lease_free()
@@ -186,7 +186,7 @@ class Relay:
                 if given_up:
                     continue  # their slots are still free
             await pause(self.wake, self._rest())
-        self._give_back(self._taking.all_ahead())
+        ahead.drop_all()
 
     async def lease_free(self) -> tuple[list[Ready], list[GivenUp]]:
         """Lease for every free slot; each of them is taken until its calls have ended."""
@@ -198,7 +198,7 @@ class Relay:
         while following is not None:
             await self.attempt(following, stop=stop)
             if self.marking.behind:  # what is called and cannot be marked would be called again
-                self._give_back(self._taking.all_ahead())
+                self._taking.ahead.drop_all()
             following = self._release(following.leased.destination)
             # What several answers set free goes out together, with one look at the sockets.
             await asyncio.sleep(0)
@@ -232,8 +232,8 @@ class Relay:
         mark = mark_of(leased, ruling, self._policy.backoff, jitter=jitter, result=result)
         self.marking.add(mark)
         seconds = ended - began
-        well = leased.idempotent and mark.seen is not None and is_well(mark.seen)
-        self._give_back(self._taking.went(leased.destination, seconds=seconds, well=well))
+        if mark.seen is not None:
+            self._taking.ahead.went(mark.seen, seconds=seconds)
         self._edges.metrics(tell(leased, ruling, seconds=seconds))
 
     def _rest(self) -> float:
@@ -244,13 +244,13 @@ class Relay:
                 return 0.0
             case Next.SOON:
                 rest /= HASTE
-        waits = (rest, self._taking.soonest, self._taking.overdue_in())
+        waits = (rest, self._taking.soonest, self._taking.ahead.overdue_in(self._edges.clock()))
         return min(wait for wait in waits if wait is not None)
 
     def _release(self, destination: str) -> Ready | None:
         following = self._taking.release(destination)
         if self._taking.is_worth_a_turn(destination):
-            if self._taking.has_many_free(destination):
+            if following is None and self._taking.has_many_free(destination):
                 self.wake.set()
             else:
                 self.wake.set_soon()  # a lease costs about as much for one call as for ten

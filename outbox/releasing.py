@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Boolean, Integer, Update, Uuid, case, func, update
+from sqlalchemy import Boolean, Integer, Update, Uuid, case, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.leasing import Leased
@@ -22,6 +22,7 @@ async def release(connection: AsyncConnection, leased: Sequence[Leased]) -> None
             "attempt": one.attempt,
             "lease_ends": one.lease_ends.isoformat(),
             "maybe_sent": one.maybe_sent,
+            "due_at": one.was_due_at.isoformat(),
         }
         for one in sorted(leased, key=lambda one: one.id.int)
     ]
@@ -30,7 +31,14 @@ async def release(connection: AsyncConnection, leased: Sequence[Leased]) -> None
 
 def _release_statement() -> Update:
     given = record_set(
-        "given", {"id": Uuid(), "attempt": Integer(), "lease_ends": Time, "maybe_sent": Boolean()}
+        "given",
+        {
+            "id": Uuid(),
+            "attempt": Integer(),
+            "lease_ends": Time,
+            "maybe_sent": Boolean(),
+            "due_at": Time,
+        },
     ).c
     return (
         update(outbox)
@@ -43,7 +51,7 @@ def _release_statement() -> Update:
         .values(
             attempts=outbox.c.attempts - 1,
             call_open=False,
-            due_at=func.now(),
+            due_at=given.due_at,
             first_attempt_at=case((given.maybe_sent, outbox.c.first_attempt_at)),
         )
     )

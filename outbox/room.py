@@ -36,6 +36,7 @@ class Taken:
     leased: list[Leased] = field(default_factory=list)
     granted: Counter[str] = field(default_factory=Counter)  #: of them, to be called at once
     ahead: Counter[str] = field(default_factory=Counter)  #: and when a call has ended
+    bytes: Counter[str] = field(default_factory=Counter)  #: of the bodies of all that is leased
     busy: dict[str, int] = field(default_factory=dict)  #: slots of ours, when it asked last
     slots: dict[str, int] = field(default_factory=dict)  #: of ours in all, as far as others leave
     given_up: list[GivenUp] = field(default_factory=list)

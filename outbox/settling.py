@@ -214,8 +214,9 @@ def _forget_strays_statement() -> Delete:
     return delete(outbox_attempts).where(outbox_attempts.c.entry_id == given.id, ~entry.exists())
 
 
-_SETTLE = Compiled(_settle_statement("id"), prepared=True)
-_SETTLE_FOLLOWED = Compiled(_settle_statement(*COLUMNS), prepared=True)
+# Not prepared: a plan that was made while the outbox was empty would read all of it.
+_SETTLE = Compiled(_settle_statement("id"))
+_SETTLE_FOLLOWED = Compiled(_settle_statement(*COLUMNS))
 _RECORD_ATTEMPTS = Compiled(_record_attempts_statement(), prepared=True)
 _FORGET_EARLY = Compiled(_forget_early_statement())
 _FORGET_STRAYS = Compiled(_forget_strays_statement())

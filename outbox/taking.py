@@ -14,6 +14,7 @@ from outbox.ahead import Ahead, Ready
 from outbox.calling import Edges
 from outbox.destinations import Destination
 from outbox.flow import Asked, Permit
+from outbox.lease_statement import AHEAD_BYTES
 from outbox.leasing import GivenUp, Leased, Wanted, lease
 from outbox.room import Room, Taken
 from outbox.windows import Backlog, Next, Window, Windows
@@ -36,6 +37,7 @@ class Taking:
         edges: Edges,
         may_call: Callable[[AsyncConnection], Awaitable[bool]],
         learn: Callable[[Asked], None],
+        give_back: Callable[[Sequence[Leased]], None],
     ) -> None:
         self._engine = engine
         self._destinations = destinations
@@ -44,17 +46,18 @@ class Taking:
         self._may_call = may_call
         self._learn = learn
         self._in_flight: Counter[str] = Counter()
-        self._ahead = Ahead()
+        self.ahead = Ahead(give_back)
+        self._slots: dict[str, int] = {}  # of each destination, as far as others left them
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
-        self._news: set[str] = set()  # of them, since the turn began
         self._went_past: set[str] = set()  # destinations whose newest went alone in the last turn
         self.next_window = Next.NOTHING
         self.soonest: float | None = None  #: seconds until something that waits may go
 
     def release(self, destination: str) -> Ready | None:
         """A call has ended: the next one has its slot, or else the slot is free again."""
-        following = self._ahead.next(destination)
+        self.ahead.drop_overdue(self._edges.clock(), [destination])
+        following = self.ahead.next(destination)
         if following is None:
             self._in_flight[destination] -= 1
         return following
@@ -68,44 +71,30 @@ class Taking:
 
     def has_many_free(self, destination: str) -> bool:
         """Whether half of its slots are free: then it is worth while to fill them at once."""
-        return 2 * self._in_flight[destination] <= self._destinations[destination].concurrency
-
-    def went(self, destination: str, *, seconds: float, well: bool) -> list[Leased]:
-        """How a call went; what is not to be called after it."""
-        self._ahead.went(destination, seconds=seconds, well=well)
-        return [] if well else self._ahead.drop(destination)
-
-    def overdue(self) -> list[Leased]:
-        """What was leased for slots that did not become free."""
-        return self._ahead.drop_overdue(self._edges.clock())
-
-    def all_ahead(self) -> list[Leased]:
-        """All that waits for slots, and does no longer."""
-        return self._ahead.drop_all()
+        slots = self._slots.get(destination, self._destinations[destination].concurrency)
+        return 2 * self._in_flight[destination] <= slots
 
     def due_again(self, destinations: Collection[str]) -> None:
-        """What was given back may be taken by the next turn, if not by the one under way."""
-        self._hungry.update(destinations)
-        self._news.update(destinations)
-
-    def overdue_in(self) -> float | None:
-        """Seconds until something will have waited for a slot for too long."""
-        return self._ahead.overdue_in(self._edges.clock())
+        """What was given back is due before what the next turn would look at."""
+        for name in destinations:
+            self._windows.restart(name)
 
     async def take(self, ended: Ended) -> tuple[list[Ready], list[GivenUp]]:
         """Lease for every free slot, and ahead; what has a slot now, until that is released."""
         names = {name for name in self._destinations if self._room(name).total}
+        self._hungry |= self._destinations.keys() - names  # nobody asked whether more is due
         self.soonest, self.next_window = None, Next.NOTHING
         if not names:
             return [], []
 
         asked_at = self._edges.clock()
-        self._news.clear()
         async with self._engine.begin() as connection:
             if not await self._may_call(connection):
+                self.ahead.drop_all()
                 return [], []
             rates = {name: self._destinations[name].rate for name in names}
             asked = await flow.ask(connection, rates)
+            self.ahead.spare(asked)
             taken = Taken(
                 rooms={
                     one.destination: self._room(one.destination).within(one.most)
@@ -121,12 +110,13 @@ class Taking:
             self._edges.point("relay-after-lease")
         # Not sooner: slots that become free meanwhile ask for the next turn, and it may fail.
         self._hungry -= names - set(asked.waiting)
-        self._hungry |= taken.hungry | self._news
+        self._hungry |= taken.hungry
         self._learn(asked)
         waits = [asked.soonest, *(one.again for one in asked.permits if called[one.destination])]
         self.soonest = min((wait for wait in waits if wait is not None), default=None)
         _tell(taken.given_up)
-        self._ahead.add(taken.leased, at=asked_at)
+        self.ahead.add(taken.leased, at=asked_at)
+        self._slots |= taken.slots
         return list(self._begin(taken.slots)), taken.given_up
 
     def _room(self, name: str) -> Room:
@@ -135,12 +125,12 @@ class Taking:
         return Room(slots=slots, ahead=more)
 
     def _more(self, name: str) -> int:
-        return self._ahead.more(name, self._destinations[name].concurrency)
+        return self.ahead.more(name, self._slots.get(name, 0))
 
     def _begin(self, slots: Mapping[str, int]) -> Iterator[Ready]:
         """What waits, for as many *slots* as may be busy at once."""
         for name, most in slots.items():
-            while self._in_flight[name] < most and (ready := self._ahead.next(name)) is not None:
+            while self._in_flight[name] < most and (ready := self.ahead.next(name)) is not None:
                 self._in_flight[name] += 1
                 yield ready
 
@@ -195,7 +185,6 @@ class Taking:
             if enough or (not some[name] and taken.busy[name])
         }
         next_window, more = self._windows.looked(full, some)
-        taken.hungry |= more  # a turn that finds no slot free must not forget them
         return next_window, more
 
     async def _take_newest(
@@ -214,7 +203,7 @@ class Taking:
         share = {}
         for name, room in taken.rooms.items():
             alone = int(room.slots == 1 and name not in self._went_past)
-            share[name] = Room(slots=room.slots // 2 or alone)
+            share[name] = Room(slots=room.slots // 2 or alone, ahead=room.ahead // 2)
         live = {
             Backlog(one.destination, redriven=False): one
             for one in permits
@@ -247,19 +236,20 @@ class Taking:
             replace(self._wanted(backlog, permit, limits, taken), window=window)
             for backlog, (permit, window) in asking.items()
         ]
-        some, gone = await lease(connection, wanted, ended=ended(), follow=self._edges.follow)
+        some, gone, spaces = await lease(
+            connection, wanted, ended=ended(), follow=self._edges.follow
+        )
         leased = Counter(one.destination for one in some)
         number = leased + Counter(one.destination for one in gone)
         # Others may have left less room than we have slots: then one that ends makes some.
-        rooms = {name: one.total for name, one in limits.items()}
-        rooms |= {one.destination: one.room for one in some}
-        full = {one: number[one.destination] >= rooms[one.destination] for one in asking}
-        for name, slots in {one.destination: one.slots for one in some}.items():
+        full = {one: number[one.destination] >= spaces[one.destination].room for one in asking}
+        for name, (_, slots) in spaces.items():
             taken.slots[name] = taken.busy[name] + slots
             taken.granted[name] += min(leased[name], slots)
             taken.ahead[name] += max(leased[name] - slots, 0)
-        for name, some_more in number.items():
-            taken.rooms[name] = taken.rooms[name].less(some_more)
+            taken.rooms[name] = taken.rooms[name].less(number[name])
+        for one in some:
+            taken.bytes[one.destination] += len(one.body)
         taken.leased += some
         taken.given_up += gone
         return number, full
@@ -271,14 +261,15 @@ class Taking:
         destination, room = self._destinations[name], limits[name]
         return Wanted(
             destination=name,
-            free=room.total,
+            free=room.slots,
             lease=self._lease,
             hold_after_dead=destination.after_dead == "hold",
             max_attempts=destination.max_attempts,
             key_life=destination.key_life(lease=self._lease),
             concurrency=destination.concurrency,
             ahead=room.ahead,
-            waiting=self._ahead.waiting(name) + taken.ahead[name],
+            ahead_bytes=max(AHEAD_BYTES - self.ahead.bytes(name) - taken.bytes[name], 0),
+            waiting=self.ahead.waiting(name) + taken.ahead[name],
             busy=taken.busy[name] > 0,
             redriven=backlog.redriven,
             probe=permit.probe,

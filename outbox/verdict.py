@@ -232,7 +232,7 @@ def _in_the_light_of(before: Before, found: Ruling) -> Ruling:
             # A refusal says nothing about the attempt before it that was never answered.
             after = bounded(f"{reason}, after an attempt that may have taken effect")
             return judged._replace(verdict=Verdict.UNCERTAIN, reason=after)
-        case _:
+        case Verdict.RETRY | Verdict.DEAD | Verdict.UNCERTAIN:
             return judged
 
 

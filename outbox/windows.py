@@ -50,6 +50,7 @@ class Windows:
         self._turns: Counter[Backlog] = Counter()
         self._gave: Counter[Backlog] = Counter()  # the current window, so far
         self._left: set[Backlog] = set()
+        self._again: set[str] = set()  # destinations, to begin again with
         self._stuck: set[Backlog] = set()  # deep, and gave less than was wanted
 
     async def look(
@@ -57,6 +58,11 @@ class Windows:
     ) -> dict[Backlog, Window]:
         """The window to look through now, for each of *backlogs*."""
         asked = list(backlogs)
+        for one in [one for one in asked if one.destination in self._again]:
+            self._current.pop(one, None)
+            self._left.discard(one)
+            del self._turns[one], self._gave[one]
+        self._again -= {one.destination for one in asked}
         moving = {
             one: self._current.get(one, EVERYTHING)
             for one in asked
@@ -66,6 +72,10 @@ class Windows:
             self._current |= await _next(connection, moving)
             self._left -= moving.keys()
         return {one: self._current[one] for one in asked}
+
+    def restart(self, destination: str) -> None:
+        """Begin again with its oldest, when they are looked through next: some have come back."""
+        self._again.add(destination)
 
     async def newest(
         self, connection: AsyncConnection, backlogs: Iterable[Backlog]

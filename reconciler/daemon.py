@@ -75,7 +75,7 @@ async def serve(
         await parts.database.first_look()
         faults.point("database-prepared")
         running = parts.of(webhooks=webhooks, admin=admin)
-        # What was made until now stays: looked at again and again it would cost a call in ten.
+        # What was made until now stays; to look at it again and again takes a tenth of the time.
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG)

@@ -252,8 +252,8 @@ MUTANTS = (
     Mutant(
         promise="P16",
         file="outbox/lease_statement.py",
-        before="mine = func.greatest(most - under_way, 0)",
-        after="mine = func.greatest(most, 0)",
+        before="left = most - under_way.c.number",
+        after="left = most - under_way.c.number * 0",
         story="tests/outbox/test_ahead.py::test_slots_that_another_process_uses_are_left_to_it",
     ),
     Mutant(
@@ -304,11 +304,11 @@ MUTANTS = (
     ),
     Mutant(
         promise="P9",
-        file="outbox/relay.py",
-        before="well = leased.idempotent and mark.seen is not None",
-        after="well = mark.seen is not None",
+        file="outbox/lease_statement.py",
+        before="and_(due.c.idempotent, ~last)",
+        after="or_(due.c.idempotent, ~last)",
         story="tests/outbox/test_ahead.py::"
-        "test_calls_that_may_not_be_repeated_are_not_leased_ahead",
+        "test_calls_without_a_key_are_never_leased_ahead_of_those_that_have_one",
     ),
     Mutant(
         promise="P9",

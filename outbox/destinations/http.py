@@ -174,7 +174,7 @@ class HttpDestination:
         own = [("host", host)]
         if request.body or request.method in ("POST", "PUT", "PATCH"):
             own.append(("content-length", str(len(request.body))))
-        without = None  # a header of the frozen request, which the key takes the place of
+        without = None  # whoever else says this header, the key takes its place
         if self.key_header is not None and request.idempotency_key is not None:
             without = self.key_header.lower()
             own += _fit(without, request.idempotency_key)
@@ -235,7 +235,8 @@ def _shared(
     said |= {name.lower(): value for name, value in (*destination, *request)}
     if authorization is not None:
         said["authorization"] = authorization
-    said.pop(without or "", None)
+    if without is not None:
+        said.pop(without, None)
     headers = [one for name, value in said.items() for one in _fit(name, value)]
     return Shared(headers=headers, lines=lines_of(headers))
 

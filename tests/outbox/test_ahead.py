@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from structlog.testing import capture_logs
 
 from outbox.ahead import MOMENT, MOST, OVERDUE, Ahead
-from outbox.breaker import Breaker
+from outbox.breaker import Breaker, Seen
 from outbox.destinations import Channel, Request
+from outbox.leasing import Leased
+from outbox.marking import WAITING_MAX
+from outbox.pausing import pause
 from outbox.verdict import Answer, Failure, Reply
 from outbox.windows import ends
 from tests.outbox.pretend import Answers, Misbehaves
 from tests.outbox.test_crashes import lease_one
+from tests.outbox.test_outages import marking_of
 from tests.outbox.world import an_entry
 
 pytestmark = pytest.mark.anyio
@@ -118,8 +123,8 @@ async def test_what_waits_is_given_back_when_calls_become_slow(world, pretend):
 async def test_large_bodies_are_leased_ahead_only_as_far_as_memory_is_meant_for_them(world):
     """What has a slot is called, however large it is; beyond that its bytes count."""
     await world.enqueue(*(an_entry(n, body=b"x" * 3_000_000) for n in range(12)))
-    first = await lease_one(world, free=10, ahead=8, concurrency=2)
-    assert (2, 2) == (first.room, await open_calls(world))
+    await lease_one(world, free=10, ahead=8, concurrency=2)
+    assert 2 == await open_calls(world)
     await lease_one(world, free=10)
     assert 12 == await open_calls(world)
 
@@ -168,25 +173,121 @@ async def test_a_relay_that_stops_gives_back_what_waits_before_its_calls_have_en
     ("seconds", "more"), [(0.0, MOST), (MOMENT / 10, SLOTS * 10), (MOMENT, 0), (30.0, 0)]
 )
 async def test_as_much_is_leased_ahead_as_the_slots_call_in_a_moment(seconds, more):
-    ahead = Ahead()
+    ahead = Ahead(list)
     assert 0 == ahead.more("payments", SLOTS)  # nobody knows yet
     for _ in range(200):
-        ahead.went("payments", seconds=seconds, well=True)
+        ahead.went(how_it_went(), seconds=seconds)
     assert more == pytest.approx(ahead.more("payments", SLOTS), abs=1)
-    ahead.went("payments", seconds=seconds, well=False)
+    ahead.went(how_it_went(trouble=True), seconds=seconds)
     assert 0 == ahead.more("payments", SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("calls", "kept"),
+    [
+        ([{"trouble": True}], True),
+        ([{"trouble": True}, {}, {"trouble": True}], True),
+        ([{"trouble": True}, {"trouble": True}], False),
+        ([{"slowed": timedelta(seconds=1)}], False),
+    ],
+)
+async def test_a_single_failure_does_not_send_back_what_waits(world, calls, kept):
+    """Every destination fails now and then; one that is asked to be called less says so."""
+    given_back: list[Leased] = []
+    ahead = Ahead(given_back.extend)
+    await world.enqueue(an_entry())
+    leased = await lease_one(world)
+    ahead.add([leased], at=0.0)
+    for call in calls:
+        ahead.went(how_it_went(**call), seconds=0.001)
+    assert ([] if kept else [leased]) == given_back
 
 
 async def test_what_waits_for_too_long_is_overdue(world):
     await world.enqueue(an_entry())
-    ahead = Ahead()
+    given_back: list[Leased] = []
+    ahead = Ahead(given_back.extend)
     assert ahead.overdue_in(100.0) is None
     leased = await lease_one(world)
     ahead.add([leased], at=100.0)
     assert OVERDUE == pytest.approx(ahead.overdue_in(100.0))
-    assert [] == ahead.drop_overdue(100.0 + OVERDUE - 0.01)
-    assert [leased] == ahead.drop_overdue(100.0 + OVERDUE + 0.01)
+    ahead.drop_overdue(100.0 + OVERDUE - 0.01, ["payments"])
+    assert [] == given_back
+    ahead.drop_overdue(100.0 + OVERDUE + 0.01, ["payments"])
+    assert [leased] == given_back
     assert ahead.next("payments") is None
+
+
+async def test_calls_without_a_key_are_never_leased_ahead_of_those_that_have_one(world):
+    """A crash would leave them unknown. Nor is a last attempt, for which there is no other."""
+    await world.enqueue(*(an_entry(n) for n in range(3)))
+    await world.enqueue(*(an_entry(n, idempotent=False) for n in range(3, 6)))
+    await world.enqueue(*(an_entry(n) for n in range(6, 9)))
+    first = await lease_one(world, free=2, ahead=50, concurrency=2)
+    assert "evt_0" == first.event_id
+    assert {"evt_0", "evt_1", "evt_2"} == await open_events(world)
+    await lease_one(world, free=2, ahead=50, concurrency=5)  # two more have a slot
+    assert {f"evt_{n}" for n in range(5)} == await open_events(world)
+    await lease_one(world, free=0, ahead=50, concurrency=5, max_attempts=1, busy=True)
+    assert 5 == await open_calls(world)
+
+
+@pytest.mark.parametrize("effect", ["", "capture"])
+async def test_a_pause_reaches_what_was_leased_ahead(world, pretend, effect):
+    """From its next look at the outbox the relay sends nothing more, but for what has a slot."""
+    pretend.behave = quick_until(100)
+    world.policy = replace(world.policy, poll=timedelta(milliseconds=10))
+    await world.enqueue(*(an_entry(n) for n in range(600)))
+    async with world.running(clock=no_time):
+        await world.until(lambda: pretend.in_flight == SLOTS)
+        assert SLOTS < await open_calls(world)
+        async with world.engine.begin() as connection:
+            await pause(connection, "payments", effect=effect, actor="ann", reason=None)
+        await world.until(lambda: only_slots_are_open(world))
+        pretend.release.set()
+        await world.until(lambda: nothing_is_open(world))
+    assert 100 + SLOTS == len(pretend.calls)
+
+
+async def test_what_is_given_back_keeps_its_place(world, pretend):
+    """It was due before all that has come since, and is again; another relay calls it first."""
+    pretend.behave = quick_until(100)
+    await world.enqueue(*(an_entry(n) for n in range(400)))
+    due = {row.event_id: row.due_at for row in await world.entries()}
+    async with world.running(clock=no_time) as running:
+        await world.until(lambda: pretend.in_flight == SLOTS)
+        running.stop.set()
+        await world.until(lambda: only_slots_are_open(world))
+        pretend.release.set()
+    unsent = {row.event_id: row.due_at for row in await world.entries() if row.state == "pending"}
+    assert unsent
+    assert unsent == {name: due[name] for name in unsent}
+
+
+async def test_what_is_given_back_does_not_count_as_marks_that_are_behind(world):
+    """Nobody would be called twice for it, and the other destinations go on meanwhile."""
+    await world.enqueue(an_entry())
+    leased = await lease_one(world)
+    marking = marking_of(world, written=list)
+    for _ in range(WAITING_MAX):
+        marking.add(leased)
+    assert not marking.behind
+
+
+async def test_what_is_asked_for_while_all_slots_are_busy_does_not_wait_for_the_poll(
+    world, pretend
+):
+    """The hint comes when there is neither a slot nor anything else due; the poll is in an hour."""
+    pretend.behave = quick_until(100)
+    world.policy = replace(world.policy, poll=timedelta(hours=1))
+    await world.enqueue(*(an_entry(n) for n in range(100 + SLOTS)))
+    async with world.running(clock=no_time) as running:
+        await world.until(lambda: pretend.in_flight == SLOTS)
+        await world.enqueue(an_entry(1000))
+        running.hint.set()
+        await world.until(lambda: not running.hint.is_set())
+        pretend.release.set()
+        await world.until(lambda: "key_1000" in pretend.keys)
 
 
 def quick_until(number):
@@ -196,6 +297,15 @@ def quick_until(number):
 
 async def none_pending(world):
     return "pending" not in await world.states()
+
+
+def how_it_went(**changes):
+    told = {"trouble": False, "opens": False, "probe": False, "slowed": None, "reason": None}
+    return Seen(destination="payments", entry=uuid4(), **(told | changes))
+
+
+async def open_events(world):
+    return {row.event_id for row in await world.entries() if row.call_open}
 
 
 async def open_calls(world):

@@ -100,6 +100,7 @@ async def test_methods_without_a_body_go_out_without_one(pretend, world):
         {"headers": {"X-A": "\u20ac"}},
         {"headers": {"X A": "a"}},
         {"headers": {"": "a"}},
+        {"headers": {"": "a"}, "idempotency_key": None},
         {"idempotency_key": "a\nb"},
     ],
     ids=str,

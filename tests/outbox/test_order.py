@@ -284,7 +284,7 @@ async def test_a_window_is_all_that_a_lease_looks_at(world):
         window=Window(after=places[1], upto=places[3]),
     )
     async with world.engine.begin() as connection:
-        leased, _ = await lease(connection, [wanted])
+        leased, *_ = await lease(connection, [wanted])
     assert ["evt_3", "evt_4"] == sorted(one.event_id for one in leased)
 
 

@@ -39,7 +39,7 @@ async def leased_by_hand(world):
     """An entry leased as a relay does that then takes very long."""
     wanted = world_relay(world)
     async with world.engine.begin() as connection:
-        (leased,), _ = await lease(connection, wanted)
+        (leased,), *_ = await lease(connection, wanted)
     return leased
 
 
@@ -262,7 +262,7 @@ async def test_a_successor_that_is_just_being_called_is_not_overtaken_unseen(wor
     await world.relay_once()
     leasing = await world.engine.connect()
     try:
-        (leased,), _ = await lease(leasing, world_relay(world))
+        (leased,), *_ = await lease(leasing, world_relay(world))
         asked = asyncio.create_task(redriven(world, head.id))
         await blocked(world, unless=asked)
         await leasing.commit()

@@ -124,7 +124,7 @@ async def test_a_relay_that_takes_it_at_that_moment_decides(world, pretend, leas
     await world.enqueue(sync(1))
     relay = await world.engine.connect()
     try:
-        ((taken,), _) = await lease(relay, world_relay(world))
+        ((taken,), *_) = await lease(relay, world_relay(world))
         assert "evt_1" == taken.event_id
         asked = asyncio.create_task(world.enqueue(sync(2)))
         await blocked(world, unless=asked)
