@@ -35,7 +35,7 @@ class Waits(StrEnum):
     """What a pending entry waits for."""
 
     RENDERING = "rendering"  #: it has no request yet
-    ANSWER = "answer"  #: a call is under way, or its relay died: until the lease ends
+    ANSWER = "answer"  #: it is called, or about to be, or its relay died: until the lease ends
     PAUSE = "pause"  #: somebody paused its destination or its effect
     LANE = "lane"  #: an earlier call of its lane is not through yet
     BREAKER = "breaker"  #: its destination is not well
