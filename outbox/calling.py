@@ -2,7 +2,7 @@
 
 import random as randomness
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
@@ -12,7 +12,7 @@ import structlog
 from outbox.backoff import Backoff, delay
 from outbox.destinations import Destination, Request
 from outbox.entry import State, Verdict
-from outbox.leasing import Leased
+from outbox.leasing import GivenUp, Leased
 from outbox.resting import Follow
 from outbox.settling import Mark
 from outbox.telling import seen_of
@@ -100,6 +100,19 @@ def tell(leased: Leased, ruling: Ruling, *, seconds: float) -> "Attempted":
         status=ruling.status,
         seconds=seconds,
     )
+
+
+def tell_given_up(given_up: Sequence[GivenUp]) -> None:
+    """Log what was due and will not be called any more."""
+    for gone in given_up:
+        log.warning(
+            "relay.given_up",
+            entry=str(gone.id),
+            destination=gone.destination,
+            effect=gone.effect,
+            state=gone.state.value,
+            reason=gone.reason,
+        )
 
 
 def since_boot() -> float:

@@ -15,9 +15,9 @@ from sqlalchemy import (
     Update,
     Uuid,
     and_,
-    any_,
     case,
     cast,
+    false,
     func,
     null,
     or_,
@@ -33,6 +33,7 @@ from outbox.compiled import Compiled
 from outbox.entry import RESTORED
 from outbox.flow_tables import LETS_GO_SOON, pauses
 from outbox.lanes import waits_for_another
+from outbox.picked import these
 from outbox.resting import COLUMNS
 from outbox.store import (
     DEAD,
@@ -109,10 +110,12 @@ def _lease_statement() -> Select[Any]:
         .group_by(found.c.of)
         .subquery("number")
     )
+    cut = func.coalesce(number.c.taken < number.c.found, false())
     return select(
         asked.c.destination.label("of"),
-        case((number.c.taken < number.c.found, number.c.taken), else_=asked.c.room).label("room"),
+        case((cut, number.c.taken), else_=asked.c.room).label("room"),
         asked.c.slots,
+        cut.label("cut"),
         taken,
     ).select_from(
         asked.outerjoin(number, number.c.of == asked.c.destination).outerjoin(
@@ -160,17 +163,6 @@ def _taken(picked: CTE) -> Update:
             LETS_GO_SOON.label("lets_go"),
         )
     )
-
-
-def these(picked: CTE) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """
-    The entries whose ids were *picked*.
-
-    Named twice: how many they are cannot be estimated, and of a join alone a planner that thinks
-    of a tenth of a deep backlog reads the whole table.
-    """
-    ids = func.array(select(picked.c.id).scalar_subquery())
-    return outbox.c.id == any_(ids), outbox.c.id == picked.c.id
 
 
 def _room(wanted: FromClause) -> LateralFromClause:

@@ -82,6 +82,7 @@ class Space(NamedTuple):
 
     room: int  #: entries; no more than it took, where it was not to take more
     slots: int  #: of its concurrency, that neither others nor calls of ours were using
+    cut: bool  #: it was not to take all that it found
 
 
 class Lease(NamedTuple):
@@ -128,7 +129,7 @@ async def lease(
     ]
     over = [{"id": str(id_), "attempt": attempt} for id_, attempt in ended]
     found = await LEASE.rows(connection, rows=rows, ended=over)
-    spaces = {row.of: Space(room=row.room, slots=row.slots) for row in found}
+    spaces = {row.of: Space(row.room, row.slots, row.cut) for row in found}
     taken = [row for row in found if row.id is not None]
     taken.sort(key=lambda row: (row.was_due_at, row.id.int))
     unanswered = [row for row in taken if row.was_open]

@@ -24,7 +24,7 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.compiled import Compiled
 from outbox.flow_tables import pauses
-from outbox.lease_statement import these
+from outbox.picked import these
 from outbox.store import LOOK_DUE, SECOND, UNCERTAIN, C, Time, outbox, record_set
 
 NEVER = literal_column("timestamptz '9000-01-01 00:00:00+00'", Time)  # a person's turn

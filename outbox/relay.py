@@ -8,7 +8,7 @@ from datetime import timedelta
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from outbox.ahead import Ready
+from outbox.ahead import UNKNOWN, Ready
 from outbox.backoff import Backoff
 from outbox.calling import (
     Attempted,
@@ -232,8 +232,11 @@ class Relay:
         mark = mark_of(leased, ruling, self._policy.backoff, jitter=jitter, result=result)
         self.marking.add(mark)
         seconds = ended - began
+        # What could not have been leased ahead does not make a destination quick.
+        repeatable = leased.idempotent and not before.last_attempt
         if mark.seen is not None:
-            self._taking.ahead.went(mark.seen, seconds=seconds)
+            usual = seconds if repeatable else UNKNOWN
+            self._taking.ahead.went(mark.seen, seconds=usual)
         self._edges.metrics(tell(leased, ruling, seconds=seconds))
 
     def _rest(self) -> float:

@@ -39,4 +39,7 @@ class Taken:
     bytes: Counter[str] = field(default_factory=Counter)  #: of the bodies of all that is leased
     busy: dict[str, int] = field(default_factory=dict)  #: slots of ours, when it asked last
     slots: dict[str, int] = field(default_factory=dict)  #: of ours in all, as far as others leave
+    room: dict[str, int] = field(
+        default_factory=dict
+    )  #: for how many there was, when it asked last
     given_up: list[GivenUp] = field(default_factory=list)

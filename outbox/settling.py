@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from outbox.breaker import Seen
 from outbox.compiled import Compiled, Written, written
 from outbox.entry import State, Verdict
-from outbox.lease_statement import these
+from outbox.picked import these
 from outbox.resting import COLUMNS, Follow, rested
 from outbox.store import (
     DEAD,

@@ -6,20 +6,17 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox import flow
 from outbox.ahead import Ahead, Ready
-from outbox.calling import Edges
+from outbox.calling import Edges, tell_given_up
 from outbox.destinations import Destination
 from outbox.flow import Asked, Permit
 from outbox.lease_statement import AHEAD_BYTES
 from outbox.leasing import GivenUp, Leased, Wanted, lease
 from outbox.room import Room, Taken
 from outbox.windows import Backlog, Next, Window, Windows
-
-log = structlog.get_logger()
 
 Ended = Callable[[], Collection[tuple[UUID, int]]]
 """Tells calls, by entry and attempt, of which only we know yet that they have ended."""
@@ -48,6 +45,9 @@ class Taking:
         self._in_flight: Counter[str] = Counter()
         self.ahead = Ahead(give_back)
         self._slots: dict[str, int] = {}  # of each destination, as far as others left them
+        self._cut: set[str] = (
+            set()
+        )  # destinations of which not all was taken that there was room for
         self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
         self._went_past: set[str] = set()  # destinations whose newest went alone in the last turn
@@ -66,8 +66,10 @@ class Taking:
         """Whether something may be waiting for it that a turn would take."""
         if destination not in self._hungry:
             return False
-        concurrency = self._destinations[destination].concurrency
-        return self._in_flight[destination] < concurrency or self._more(destination) > 0
+        slots = self._destinations[destination].concurrency
+        if self.ahead.waiting(destination):  # others have the rest, or what waits would be called
+            slots = self._slots.get(destination, slots)
+        return self._in_flight[destination] < slots or self._more(destination) > 0
 
     def has_many_free(self, destination: str) -> bool:
         """Whether half of its slots are free: then it is worth while to fill them at once."""
@@ -81,7 +83,11 @@ class Taking:
 
     async def take(self, ended: Ended) -> tuple[list[Ready], list[GivenUp]]:
         """Lease for every free slot, and ahead; what has a slot now, until that is released."""
-        names = {name for name in self._destinations if self._room(name).total}
+        names = {
+            name
+            for name in self._destinations
+            if self._room(name).total or self.ahead.waiting(name)  # it may have to be given back
+        }
         self._hungry |= self._destinations.keys() - names  # nobody asked whether more is due
         self.soonest, self.next_window = None, Next.NOTHING
         if not names:
@@ -101,6 +107,7 @@ class Taking:
                     for one in asked.permits
                 },
             )
+            taken.hungry |= {name for name, room in taken.rooms.items() if not room.total}
             await self._take(connection, asked.permits, taken, ended)
             called = Counter(one.destination for one in taken.leased)
             await flow.take(connection, asked.permits, called, lease=self._lease)
@@ -114,10 +121,16 @@ class Taking:
         self._learn(asked)
         waits = [asked.soonest, *(one.again for one in asked.permits if called[one.destination])]
         self.soonest = min((wait for wait in waits if wait is not None), default=None)
-        _tell(taken.given_up)
+        tell_given_up(taken.given_up)
         self.ahead.add(taken.leased, at=asked_at)
         self._slots |= taken.slots
-        return list(self._begin(taken.slots)), taken.given_up
+        ready = list(self._begin(taken.slots))
+        if any(
+            called[name] and name in taken.hungry and self._in_flight[name] < slots
+            for name, slots in taken.slots.items()
+        ):
+            self.next_window = Next.AT_ONCE  # a call ended meanwhile, and nobody knew of more
+        return ready, taken.given_up
 
     def _room(self, name: str) -> Room:
         slots = self._destinations[name].concurrency - self._in_flight[name]
@@ -125,6 +138,8 @@ class Taking:
         return Room(slots=slots, ahead=more)
 
     def _more(self, name: str) -> int:
+        if name in self._cut and self.ahead.waiting(name):
+            return 0
         return self.ahead.more(name, self._slots.get(name, 0))
 
     def _begin(self, slots: Mapping[str, int]) -> Iterator[Ready]:
@@ -184,7 +199,9 @@ class Taking:
             for (name, _), enough in full.items()
             if enough or (not some[name] and taken.busy[name])
         }
-        next_window, more = self._windows.looked(full, some)
+        # Where there was no room nothing was looked through.
+        looked = {one: enough for one, enough in full.items() if taken.room[one.destination]}
+        next_window, more = self._windows.looked(looked, some)
         return next_window, more
 
     async def _take_newest(
@@ -243,11 +260,15 @@ class Taking:
         number = leased + Counter(one.destination for one in gone)
         # Others may have left less room than we have slots: then one that ends makes some.
         full = {one: number[one.destination] >= spaces[one.destination].room for one in asking}
-        for name, (_, slots) in spaces.items():
-            taken.slots[name] = taken.busy[name] + slots
+        for name, (room, slots, cut) in spaces.items():
+            # What was marked since the statement was sent it took for slots that others left.
+            concurrency = self._destinations[name].concurrency
+            taken.slots[name] = min(taken.busy[name] + slots, concurrency)
             taken.granted[name] += min(leased[name], slots)
             taken.ahead[name] += max(leased[name] - slots, 0)
             taken.rooms[name] = taken.rooms[name].less(number[name])
+            taken.room[name] = room
+            self._cut = self._cut | {name} if cut else self._cut - {name}
         for one in some:
             taken.bytes[one.destination] += len(one.body)
         taken.leased += some
@@ -273,16 +294,4 @@ class Taking:
             busy=taken.busy[name] > 0,
             redriven=backlog.redriven,
             probe=permit.probe,
-        )
-
-
-def _tell(given_up: Sequence[GivenUp]) -> None:
-    for gone in given_up:
-        log.warning(
-            "relay.given_up",
-            entry=str(gone.id),
-            destination=gone.destination,
-            effect=gone.effect,
-            state=gone.state.value,
-            reason=gone.reason,
         )

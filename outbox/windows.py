@@ -50,7 +50,7 @@ class Windows:
         self._turns: Counter[Backlog] = Counter()
         self._gave: Counter[Backlog] = Counter()  # the current window, so far
         self._left: set[Backlog] = set()
-        self._again: set[str] = set()  # destinations, to begin again with
+        self._again: set[Backlog] = set()  # to begin again with
         self._stuck: set[Backlog] = set()  # deep, and gave less than was wanted
 
     async def look(
@@ -58,11 +58,11 @@ class Windows:
     ) -> dict[Backlog, Window]:
         """The window to look through now, for each of *backlogs*."""
         asked = list(backlogs)
-        for one in [one for one in asked if one.destination in self._again]:
+        for one in self._again.intersection(asked):
             self._current.pop(one, None)
             self._left.discard(one)
             del self._turns[one], self._gave[one]
-        self._again -= {one.destination for one in asked}
+        self._again.difference_update(asked)
         moving = {
             one: self._current.get(one, EVERYTHING)
             for one in asked
@@ -75,7 +75,7 @@ class Windows:
 
     def restart(self, destination: str) -> None:
         """Begin again with its oldest, when they are looked through next: some have come back."""
-        self._again.add(destination)
+        self._again |= {Backlog(destination, redriven) for redriven in (False, True)}
 
     async def newest(
         self, connection: AsyncConnection, backlogs: Iterable[Backlog]

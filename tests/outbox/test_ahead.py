@@ -232,12 +232,13 @@ async def test_calls_without_a_key_are_never_leased_ahead_of_those_that_have_one
     assert 5 == await open_calls(world)
 
 
+@pytest.mark.parametrize("entries", [200, 600])  # all of them are leased; some are not yet
 @pytest.mark.parametrize("effect", ["", "capture"])
-async def test_a_pause_reaches_what_was_leased_ahead(world, pretend, effect):
+async def test_a_pause_reaches_what_was_leased_ahead(world, pretend, effect, entries):
     """From its next look at the outbox the relay sends nothing more, but for what has a slot."""
     pretend.behave = quick_until(100)
     world.policy = replace(world.policy, poll=timedelta(milliseconds=10))
-    await world.enqueue(*(an_entry(n) for n in range(600)))
+    await world.enqueue(*(an_entry(n) for n in range(entries)))
     async with world.running(clock=no_time):
         await world.until(lambda: pretend.in_flight == SLOTS)
         assert SLOTS < await open_calls(world)
