@@ -137,6 +137,7 @@ async def filled(url: str, case: str, *, entries: int) -> None:
             with taking_up_to(plain, FILLED_WITHIN):
                 await plain.execute(text(BACKLOG), {**WHAT[case], "entries": entries})
                 await plain.execute(text("vacuum analyze reconciler.outbox"))
+                await plain.execute(text("checkpoint"))
             if case == "effect":
                 await pause(plain, "bench", effect="paused", actor="bench", reason="to be measured")
     finally:

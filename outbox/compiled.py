@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ NOT_PREPARED = (
     psycopg.errors.InvalidSqlStatementName,
     psycopg.errors.DuplicatePreparedStatement,
 )
+
+
+_PLACEHOLDER = re.compile(r"%(?:%|\((?P<name>\w+)\)s)")  # or a percent sign, which is written twice
 
 
 class Written(str):
@@ -39,7 +43,7 @@ class Compiled:
     For what runs with every commit. Its text, the transaction, the schema, the hooks before a
     statement and the class of an error are SQLAlchemy's. Rows are the driver's: named tuples of
     what psycopg reads, without SQLAlchemy's types. A list is no parameter of it: lists travel as
-    one JSON parameter.
+    one JSON parameter. Values that it brings itself are part of its text.
 
     One that is *prepared* is planned once a connection, where the connection allows that (its
     `prepare_threshold` is not None): for what costs more to plan than to run, and whose plan is
@@ -107,15 +111,16 @@ def _form(statement: ClauseElement, dialect: Dialect, schemas: Mapping[str, str]
         dialect=dialect, schema_translate_map=schemas, render_schema_translate=True
     )
     assert isinstance(compiled, SQLCompiler)
-    fixed: dict[str, Any] = {}
+    fixed: dict[str, str] = {}
     asked: list[tuple[str, Callable[[Any], Any]]] = []
     for bind, name in compiled.bind_names.items():
-        write = bind.type.dialect_impl(dialect).bind_processor(dialect) or _as_it_is
         if bind.required:
+            write = bind.type.dialect_impl(dialect).bind_processor(dialect) or _as_it_is
             asked.append((name, write))
         else:
-            fixed[name] = write(bind.effective_value)
-    return _Form(text=str(compiled), fixed=fixed, asked=asked)
+            fixed[name] = compiled.render_literal_value(bind.effective_value, bind.type)
+    text = _PLACEHOLDER.sub(lambda found: fixed.get(found["name"], found[0]), str(compiled))
+    return _Form(text=text, asked=asked)
 
 
 def _as_it_is(value: Any) -> Any:
@@ -127,12 +132,10 @@ class _Form:
     """A statement in one dialect and one schema."""
 
     text: str
-    fixed: Mapping[str, Any]  #: values that it brings itself, as the driver takes them
     asked: Sequence[tuple[str, Callable[[Any], Any]]]  #: what callers give, and how it is written
 
     def values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        asked = {
+        return {
             name: value if isinstance(value := parameters[name], Written) else write(value)
             for name, write in self.asked
         }
-        return {**self.fixed, **asked}

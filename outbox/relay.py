@@ -36,6 +36,7 @@ log = structlog.get_logger()
 
 LEASE_SLACK = 1.0  # seconds between the last moment for a call to begin and the latest for its end
 HASTE = 5  # how much sooner the next window of a deep backlog is looked through than polled
+PATIENCE = 9  # times as long as that took, at the least: others wait for a tenth of the time
 LONGEST_OUTAGE_PAUSE = 5.0  # seconds
 
 
@@ -168,7 +169,8 @@ class Relay:
                 progress()
             await self._edges.turn()
             self.wake.clear()
-            ahead.drop_overdue(self._edges.clock(), ahead.destinations())
+            began = self._edges.clock()
+            ahead.drop_overdue(began, ahead.destinations())
             if not self.marking.behind:
                 try:
                     ready, given_up = await self.lease_free()
@@ -185,7 +187,7 @@ class Relay:
                     calls.create_task(self.call_from(one, stop=stop))
                 if given_up:
                     continue  # their slots are still free
-            await pause(self.wake, self._rest())
+            await pause(self.wake, self._rest(took=self._edges.clock() - began))
         ahead.drop_all()
 
     async def lease_free(self) -> tuple[list[Ready], list[GivenUp]]:
@@ -239,14 +241,14 @@ class Relay:
             self._taking.ahead.went(mark.seen, seconds=usual)
         self._edges.metrics(tell(leased, ruling, seconds=seconds))
 
-    def _rest(self) -> float:
+    def _rest(self, *, took: float) -> float:
         """How long to wait for a hint before the next turn, in seconds."""
         rest = self._policy.poll.total_seconds()
         match self._taking.next_window:
             case Next.AT_ONCE:
                 return 0.0
             case Next.SOON:
-                rest /= HASTE
+                rest = min(rest, max(rest / HASTE, PATIENCE * took))
         waits = (rest, self._taking.soonest, self._taking.ahead.overdue_in(self._edges.clock()))
         return min(wait for wait in waits if wait is not None)
 

@@ -158,10 +158,10 @@ class Taking:
     ) -> None:
         """Live entries first, and what is left of the slots for redriven ones."""
         newest = await self._take_newest(connection, permits, taken, ended)
-        # They need not wait until a piece of the backlog is looked through: that comes next.
+        # They need not wait until a piece of the backlog is looked through: that comes soon.
         self._went_past = newest - self._went_past
         if self._went_past:
-            self.next_window = Next.AT_ONCE
+            self.next_window = Next.SOON
         for redriven in (False, True):
             asking = {
                 Backlog(one.destination, redriven): one

@@ -52,6 +52,7 @@ class Windows:
         self._left: set[Backlog] = set()
         self._again: set[Backlog] = set()  # to begin again with
         self._stuck: set[Backlog] = set()  # deep, and gave less than was wanted
+        self._newest: dict[Backlog, Window] = {}  # the end of those
 
     async def look(
         self, connection: AsyncConnection, backlogs: Iterable[Backlog]
@@ -71,6 +72,8 @@ class Windows:
         if moving:
             self._current |= await _next(connection, moving)
             self._left -= moving.keys()
+        if stuck := self._stuck.intersection(asked):
+            self._newest |= await _newest(connection, stuck)
         return {one: self._current[one] for one in asked}
 
     def restart(self, destination: str) -> None:
@@ -84,10 +87,13 @@ class Windows:
         The end of those of *backlogs* that are deep and go nowhere.
 
         What has just been asked for is there, and need not wait until all was looked through
-        that waits for something else. Where the backlog does go, its oldest go first.
+        that waits for something else. Where the backlog does go, its oldest go first. Where the
+        end begins is mostly known since one was looked through, so that nobody waits for it now.
         """
-        stuck = [one for one in backlogs if one in self._stuck]
-        return await _newest(connection, stuck) if stuck else {}
+        stuck = self._stuck.intersection(backlogs)
+        if unknown := stuck - self._newest.keys():
+            self._newest |= await _newest(connection, unknown)
+        return {one: self._newest[one] for one in stuck if one in self._newest}
 
     def looked(
         self, full: Mapping[Backlog, bool], found: Mapping[str, int]
@@ -183,7 +189,8 @@ def ends(size: int) -> Compiled:
     return Compiled(
         select(looked.c.destination, looked.c.redriven, end.c.due_at).select_from(
             looked.join(end, true())
-        )
+        ),
+        prepared=True,
     )
 
 
@@ -206,7 +213,8 @@ def last(size: int) -> Compiled:
     return Compiled(
         select(looked.c.destination, looked.c.redriven, begin.c.due_at).select_from(
             looked.join(begin, true())
-        )
+        ),
+        prepared=True,
     )
 
 

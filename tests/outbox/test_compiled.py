@@ -1,7 +1,7 @@
 """Statements that are compiled once: to whoever runs them they behave as SQLAlchemy's own."""
 
 import pytest
-from sqlalchemy import bindparam, event, func, select
+from sqlalchemy import bindparam, event, func, literal, literal_column, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.types import Integer, Text
 
@@ -25,6 +25,13 @@ TAKE = Compiled(
 )
 PLANNED_ONCE = Compiled(
     select((1 / bindparam("by", type_=Integer())).label("whole")), prepared=True
+)
+_many = func.generate_series(literal_column("1"), literal_column("100000")).column_valued("n")
+OF_MANY = Compiled(
+    select(_many.label("n"))
+    .where(_many < select(bindparam("below", type_=Integer())).scalar_subquery())
+    .where(_many % (literal(7) + literal(1)) > literal(2) * literal(4)),
+    prepared=True,
 )
 FALL = Compiled(select(func.pg_terminate_backend(func.pg_backend_pid())))
 
@@ -104,6 +111,20 @@ async def test_only_what_says_so_is_prepared(engine):
         driver.prepare_threshold = None
         await PLANNED_ONCE.rows(connection, by=1)
         assert [] == await prepared(connection)
+
+
+async def test_what_is_prepared_is_not_planned_anew_for_the_values_that_it_brings(engine):
+    """
+    PostgreSQL keeps a plan only if one for the given values would not be cheaper by more than
+    planning costs; of a deep backlog it would be, by what it reckons out beforehand.
+    """
+    async with engine.connect() as connection:
+        for _ in range(10):
+            assert [] == await OF_MANY.rows(connection, below=9)
+        plans = await connection.exec_driver_sql(
+            "select custom_plans, generic_plans from pg_prepared_statements"
+        )
+        assert [(5, 5)] == [tuple(row) for row in plans]
 
 
 async def test_what_a_pooler_lost_is_not_prepared_again(engine):

@@ -92,8 +92,8 @@ PLANTED: dict[str, Planted] = {
         mutants=(
             bug(
                 "outbox/marking.py",
-                "return self._failures > 0 or len(self._waiting) >= WAITING_MAX",
-                "return self._failures < 0",
+                "        if self._failures:\n            return True\n",
+                "        if self._failures:\n            return False\n",
             ),
         ),
     ),
@@ -114,17 +114,18 @@ PLANTED: dict[str, Planted] = {
             bug(
                 "outbox/lease_statement.py",
                 "            outbox.c.due_at <= func.now(),\n",
-                "            outbox.c.due_at <= __import__('sqlalchemy').bindparam(\n"
-                '                "clock", callable_=lambda: __import__("datetime").datetime.now(\n'
-                "                    __import__('datetime').UTC), type_=Time),\n",
+                "            outbox.c.due_at\n"
+                "            <= __import__('sqlalchemy').bindparam('clock', type_=Time),\n",
             ),
             bug(
-                "outbox/compiled.py",
-                "return {**self.fixed, **{name",
-                "import datetime\n"
-                '        mine = {"clock": datetime.datetime.now(datetime.UTC)}\n'
-                '        ours = mine if "%(clock)" in self.text else {}\n'
-                "        return {**self.fixed, **ours, **{name",
+                "outbox/leasing.py",
+                "LEASE.rows(connection, rows=rows, ended=over)",
+                "LEASE.rows(\n"
+                "        connection,\n"
+                "        rows=rows,\n"
+                "        ended=over,\n"
+                "        clock=datetime.now(__import__('datetime').UTC),\n"
+                "    )",
             ),
         ),
     ),
@@ -133,8 +134,8 @@ PLANTED: dict[str, Planted] = {
         mutants=(
             bug(
                 "outbox/settling.py",
-                ".where(outbox.c.id == mark.id, or_(success, latest))",
-                ".where(outbox.c.id == mark.id, latest)",
+                ".where(*these(marks), or_(success, latest))",
+                ".where(*these(marks), latest)",
             ),
         ),
     ),
@@ -214,8 +215,8 @@ PLANTED: dict[str, Planted] = {
         mutants=(
             bug(
                 "outbox/settling.py",
-                ".where(outbox.c.id == mark.id, or_(success, latest))",
-                ".where(outbox.c.id == mark.id, or_(success, latest, mark.id.is_not(None)))",
+                ".where(*these(marks), or_(success, latest))",
+                ".where(*these(marks), or_(success, latest, mark.id.is_not(None)))",
             ),
         ),
     ),

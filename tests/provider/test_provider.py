@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.mutants import place_of
 from tests.provider.behaviours import (
     MAIL,
     MAIL_TROUBLES,
@@ -17,6 +18,7 @@ from tests.provider.behaviours import (
     meaning_of,
 )
 from tests.provider.judge import Seen, faults_of
+from tests.provider.planted import PLANTED
 from tests.provider.running import SHORT, ran
 
 pytestmark = pytest.mark.anyio
@@ -189,3 +191,10 @@ async def test_a_seed_draws_the_same_troubles_again_and_all_of_them_in_the_end()
     assert set(MAIL) == mails
     assert {"mail taken"} == {drawn_mail(1, f"mail {n}", 4).name for n in range(100)}
     assert "done" == meaning_of(204)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_still_has_its_place(name: str):
+    for mutant in PLANTED[name].mutants:
+        package, _, module = mutant.file.partition("/")
+        assert 1 == (place_of(package) / module).read_text().count(mutant.before)
