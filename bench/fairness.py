@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=1_000_000, help="of the backlog")
     parser.add_argument("--calls", type=int, default=100, help="in each round")
     parser.add_argument("--rounds", type=int, default=5, help="how often they alternate")
-    parser.add_argument("--url", help="a PostgreSQL where databases may be made; else a new one")
+    parser.add_argument("--url", help="a PostgreSQL, and a superuser of it; else a new one")
     parser.add_argument("--json", action="store_true", help="one document on standard output")
     asked = parser.parse_args()
     if unknown := set(asked.cases) - set(CASES):
@@ -137,7 +137,7 @@ async def filled(url: str, case: str, *, entries: int) -> None:
             with taking_up_to(plain, FILLED_WITHIN):
                 await plain.execute(text(BACKLOG), {**WHAT[case], "entries": entries})
                 await plain.execute(text("vacuum analyze reconciler.outbox"))
-                await plain.execute(text("checkpoint"))
+                await plain.execute(text("checkpoint"))  # else it is written beside what we measure
             if case == "effect":
                 await pause(plain, "bench", effect="paused", actor="bench", reason="to be measured")
     finally:

@@ -30,13 +30,11 @@ from outbox.settling import Mark
 from outbox.taking import Taking
 from outbox.verdict import Before, verdict
 from outbox.waking import Wake
-from outbox.windows import Next
+from outbox.windows import rest_before
 
 log = structlog.get_logger()
 
 LEASE_SLACK = 1.0  # seconds between the last moment for a call to begin and the latest for its end
-HASTE = 5  # how much sooner the next window of a deep backlog is looked through than polled
-PATIENCE = 9  # times as long as that took, at the least: others wait for a tenth of the time
 LONGEST_OUTAGE_PAUSE = 5.0  # seconds
 
 
@@ -243,12 +241,8 @@ class Relay:
 
     def _rest(self, *, took: float) -> float:
         """How long to wait for a hint before the next turn, in seconds."""
-        rest = self._policy.poll.total_seconds()
-        match self._taking.next_window:
-            case Next.AT_ONCE:
-                return 0.0
-            case Next.SOON:
-                rest = min(rest, max(rest / HASTE, PATIENCE * took))
+        poll = self._policy.poll.total_seconds()
+        rest = rest_before(self._taking.next_window, poll=poll, took=took)
         waits = (rest, self._taking.soonest, self._taking.ahead.overdue_in(self._edges.clock()))
         return min(wait for wait in waits if wait is not None)
 

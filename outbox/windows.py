@@ -22,6 +22,8 @@ from outbox.store import PENDING, C, Time, outbox, record_set
 SIZE = 1000  # due entries
 NEWEST = 50  # of them, which are looked at in between where others cannot go
 TURNS = 100  # for which one window is looked through while it gives all that is wanted
+HASTE = 5  # how much sooner than polled one that comes soon is looked through
+PATIENCE = 9  # times as long as a turn took, before it: others wait for a tenth of the time
 
 
 class Backlog(NamedTuple):
@@ -52,7 +54,6 @@ class Windows:
         self._left: set[Backlog] = set()
         self._again: set[Backlog] = set()  # to begin again with
         self._stuck: set[Backlog] = set()  # deep, and gave less than was wanted
-        self._newest: dict[Backlog, Window] = {}  # the end of those
 
     async def look(
         self, connection: AsyncConnection, backlogs: Iterable[Backlog]
@@ -72,8 +73,6 @@ class Windows:
         if moving:
             self._current |= await _next(connection, moving)
             self._left -= moving.keys()
-        if stuck := self._stuck.intersection(asked):
-            self._newest |= await _newest(connection, stuck)
         return {one: self._current[one] for one in asked}
 
     def restart(self, destination: str) -> None:
@@ -87,13 +86,10 @@ class Windows:
         The end of those of *backlogs* that are deep and go nowhere.
 
         What has just been asked for is there, and need not wait until all was looked through
-        that waits for something else. Where the backlog does go, its oldest go first. Where the
-        end begins is mostly known since one was looked through, so that nobody waits for it now.
+        that waits for something else. Where the backlog does go, its oldest go first.
         """
-        stuck = self._stuck.intersection(backlogs)
-        if unknown := stuck - self._newest.keys():
-            self._newest |= await _newest(connection, unknown)
-        return {one: self._newest[one] for one in stuck if one in self._newest}
+        stuck = [one for one in backlogs if one in self._stuck]
+        return await _newest(connection, stuck) if stuck else {}
 
     def looked(
         self, full: Mapping[Backlog, bool], found: Mapping[str, int]
@@ -127,6 +123,17 @@ class Next(IntEnum):
     NOTHING = 0  #: there is none
     SOON = 1  #: the last one gave nothing; many like it must not keep everybody busy
     AT_ONCE = 2
+
+
+def rest_before(window: Next, *, poll: float, took: float) -> float:
+    """How long to wait before *window*; all in seconds. The turn before it *took* so long."""
+    match window:
+        case Next.NOTHING:
+            return poll
+        case Next.SOON:
+            return min(poll, max(poll / HASTE, PATIENCE * took))
+        case Next.AT_ONCE:
+            return 0.0
 
 
 async def _next(

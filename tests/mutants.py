@@ -38,6 +38,11 @@ class Mutant:
     after: str
     story: str
 
+    def places(self) -> int:
+        """How often what it changes stands there: once, or else the file has changed."""
+        package, _, module = self.file.partition("/")
+        return (place_of(package) / module).read_text().count(self.before)
+
 
 CLAIM = Mutant(
     promise="P1",

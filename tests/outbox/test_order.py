@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from outbox.enqueue import enqueue
 from outbox.leasing import Wanted, lease
-from outbox.windows import Window, ends, last
+from outbox.windows import Next, Window, ends, last, rest_before
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
 from tests.outbox.world import Crash, an_entry, crash_at, run_sql
 
@@ -234,6 +234,20 @@ async def test_a_deep_backlog_that_waits_is_looked_through_in_pieces(world, pret
         assert running.turns >= 5
     assert ["key_1", "key_2"] == pretend.keys
     assert 100 == (await world.states()).count("pending") - 1
+
+
+@pytest.mark.parametrize(
+    ("window", "took", "rest"),
+    [
+        (Next.SOON, 0.001, 0.05),  # a fifth of the poll
+        (Next.SOON, 0.02, 0.18),  # after a slow look others have the database for nine times that
+        (Next.SOON, 5.0, 0.25),  # and never longer than the poll
+        (Next.AT_ONCE, 5.0, 0.0),
+        (Next.NOTHING, 0.001, 0.25),
+    ],
+)
+def test_looking_through_what_goes_nowhere_takes_a_tenth_of_the_time(window, took, rest):
+    assert rest == pytest.approx(rest_before(window, poll=0.25, took=took))
 
 
 async def test_what_has_just_been_asked_for_goes_past_a_deep_backlog_that_waits(
