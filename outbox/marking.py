@@ -1,7 +1,7 @@
 """Getting what attempts came to into the database, in groups, for as long as that takes."""
 
 import asyncio
-import time
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
@@ -11,6 +11,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from outbox.aside import Aside
+from outbox.calling import since_boot
 from outbox.leasing import Leased
 from outbox.noting import Noting
 from outbox.releasing import release
@@ -38,7 +39,8 @@ class Marking:
 
     While one group is being written, and for a moment after, the next gathers. When the database
     is away they are tried again until it is back, and nothing more is leased meanwhile: what was
-    called and is not marked would be called again.
+    called and is not marked would be called again. Other relays pause as long between two tries,
+    and their leases may have ended: so nothing is leased, either, until they have had one more.
     """
 
     def __init__(  # noqa: PLR0913  # its edges are passed in
@@ -50,6 +52,7 @@ class Marking:
         written: Callable[[Sequence[Mark | Leased]], None],
         follow: Follow | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Callable[[], float] = since_boot,
     ) -> None:
         self._engine = engine
         self._noting = noting
@@ -57,12 +60,14 @@ class Marking:
         self._written = written
         self._follow = follow
         self._sleep = sleep
+        self._clock = clock
         self._waiting: deque[Mark | Leased] = deque()
         self._writing: Sequence[Mark | Leased] = ()
         self._due = Wake(gather=GATHER)
         self._aside = Aside()
         self._aside_is_next = False
         self._failures = 0
+        self._others_until = -math.inf  # by then others have tried to write their marks, too
         self._closed = False
         self._writing_since: float | None = None
 
@@ -70,12 +75,12 @@ class Marking:
     def stuck(self) -> bool:
         """Whether one group has been under way for longer than anything of ours may take."""
         since = self._writing_since
-        return since is not None and time.monotonic() - since > STUCK_AFTER
+        return since is not None and self._clock() - since > STUCK_AFTER
 
     @property
     def behind(self) -> bool:
-        """Whether marks fail, or more of them wait than is good."""
-        if self._failures:
+        """Whether marks fail, or those of others may, or more of them wait than is good."""
+        if self._failures or self._clock() < self._others_until:
             return True
         if len(self._waiting) + len(self._aside) < WAITING_MAX:
             return False
@@ -125,7 +130,7 @@ class Marking:
 
     async def _write_some(self) -> None:
         batch = self._writing = self._take()
-        self._writing_since = time.monotonic()
+        self._writing_since = self._clock()
         try:
             await self._write_or_single_out(batch)
         except OverrunError:
@@ -135,10 +140,11 @@ class Marking:
             if not self._failures:
                 log.warning("relay.marks_failed", waiting=len(self._waiting), error=told(error))
             self._failures += 1
-            await self._sleep(min(FIRST_PAUSE * 2.0 ** min(self._failures, 30), LONGEST_PAUSE))
+            await self._sleep(pause_after(self._failures))
         else:
             if self._failures:
                 log.info("relay.marks_resumed", failures=self._failures)
+                self._others_until = self._clock() + pause_after(self._failures)
             self._failures = 0
             self._written(batch)
         finally:
@@ -201,6 +207,11 @@ class Marking:
                 batch[mark.id] = mark
         self._waiting.extendleft(reversed(later))
         return list(batch.values())
+
+
+def pause_after(failures: int) -> float:
+    """How long to wait before marks are tried again, in seconds."""
+    return min(FIRST_PAUSE * 2.0 ** min(failures, 30), LONGEST_PAUSE)
 
 
 def was_probe(one: Mark | Leased) -> bool:

@@ -134,6 +134,7 @@ class Relay:
             point=edges.point,
             written=self._on_written,
             follow=edges.follow,
+            clock=edges.clock,
         )
         self._taking = Taking(
             engine,

@@ -9,10 +9,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from outbox.entry import State, Verdict
-from outbox.marking import Marking
+from outbox.marking import LONGEST_PAUSE, Marking
 from outbox.noting import Noting
 from outbox.settling import Mark
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
+from tests.outbox.test_crashes import lease_one, report
 from tests.outbox.world import an_entry, run_sql
 
 pytestmark = pytest.mark.anyio
@@ -121,6 +122,47 @@ async def test_nothing_is_leased_while_only_the_marks_fail(world, pretend, datab
             rename("elsewhere", "outbox_attempts")
             await world.until(lambda: delivered(world, 20))
     assert {1} == set(Counter(pretend.keys).values())
+
+
+async def test_the_first_to_resume_leaves_to_the_others_what_they_have_called(
+    world, pretend, database_url
+):
+    """
+    No marks for longer than a lease, and two relays have called. One writes its marks while the
+    other still pauses between two tries: what that has called is free, and not called again.
+    """
+    world.set(concurrency=2)
+    now = 0.0
+
+    def rename(old, new):
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(f"alter table reconciler.{old} rename to {new}")
+
+    def behave(number, _call):
+        if number == 1:
+            rename("outbox_attempts", "elsewhere")
+        return Answers()
+
+    pretend.behave = behave
+    await world.enqueue(an_entry(1))
+    called_by_another = await lease_one(world)
+    await run_sql(world.engine, "update reconciler.outbox set due_at = due_at + interval '1 day'")
+    await world.enqueue(an_entry(2))
+    with capture_logs() as logs:
+        async with world.running(clock=lambda: now) as running:
+            await world.until(lambda: any(x["event"] == "relay.marks_failed" for x in logs))
+            turns = running.turns
+            await world.until(lambda: running.turns > turns + 1)
+            await run_sql(world.engine, "update reconciler.outbox set due_at = created_at")
+            rename("elsewhere", "outbox_attempts")
+            await world.until(lambda: any(x["event"] == "relay.marks_resumed" for x in logs))
+            turns = running.turns
+            await world.until(lambda: running.turns > turns + 4)
+            await report(world, called_by_another, State.DELIVERED)
+            await world.enqueue(an_entry(3))
+            now = LONGEST_PAUSE
+            await world.until(lambda: delivered(world, 3))
+    assert ["key_2", "key_3"] == pretend.keys
 
 
 async def test_a_stop_during_an_outage_ends_with_the_marks(world, pretend, outage):

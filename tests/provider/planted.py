@@ -92,8 +92,8 @@ PLANTED: dict[str, Planted] = {
         mutants=(
             bug(
                 "outbox/marking.py",
-                "        if self._failures:\n            return True\n",
-                "        if self._failures:\n            return False\n",
+                "        if self._failures or self._clock() < self._others_until:\n",
+                "        if False:\n",
             ),
         ),
     ),
