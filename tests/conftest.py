@@ -38,6 +38,13 @@ def _processes_are_forked() -> Iterator[None]:
         nursery.at_hand = None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _plain_tracebacks() -> None:
+    """Where rich is installed, structlog would draw each one with every local: for seconds."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
+
+
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
     """A command that runs in this process says how to log: not so for the tests after it."""

@@ -122,7 +122,9 @@ async def test_p16_what_others_ask_for_is_clamped(world: World):
     The destination wants to be asked again in thirty years, the listing sends a page without
     end: an hour, and an error that is told, while webhooks go on.
     """
-    world.destination.troubles = [Answer(status=429, headers={"Retry-After": "1000000000"})]
+    # more than one: the page is made in this process too, and a call may time out meanwhile
+    later = Answer(status=429, headers={"Retry-After": "1000000000"})
+    world.destination.troubles = [later, later, later]
     world.sender.broken = Answer(body={"data": ["x" * 40 * MEBIBYTE]})
     paid = order_event("evt_1", world.sender.sets("ord_1", status="paid", paid=True))
     async with world.serving():
