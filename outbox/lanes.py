@@ -6,6 +6,8 @@ destination and without a name, in that of the calls about its resource there; o
 """
 
 from collections.abc import Callable
+from typing import Any
+from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
@@ -32,19 +34,39 @@ def waits_for_another(wanted: FromClause) -> ColumnElement[bool]:
     *wanted* is the destination's limits in the statement around it (`hold`: a dead call holds
     its successors, unless the entry itself says otherwise).
     """
+    return has_earlier(outbox, lambda earlier: _is_not_through(earlier, wanted))
 
-    def not_through(earlier: FromClause) -> ColumnElement[bool]:
-        # No OR: for its arms the planner would look into every index, at every lease.
-        return and_(
-            earlier.c.state.in_([PENDING, UNCERTAIN, DEAD]),
-            case(
-                (earlier.c.state == PENDING, earlier.c.due_at.is_not(None)),  # else: unrendered
-                (earlier.c.state == DEAD, func.coalesce(earlier.c.hold_after_dead, wanted.c.hold)),
-                else_=true(),
-            ),
-        )
 
-    return has_earlier(outbox, not_through)
+def first_not_through(wanted: FromClause) -> ColumnElement[UUID | None]:
+    """The id of the first call of the same lane that is not through yet; null: it is its turn."""
+    earlier = outbox.alias("earlier")
+
+    def first(in_order: ColumnElement[bool], *place: ColumnElement[Any]) -> ColumnElement[UUID]:
+        found = select(earlier.c.id).where(in_order, _is_not_through(earlier, wanted))
+        return found.order_by(*place).limit(1).correlate_except(earlier).scalar_subquery()
+
+    by_name = first(goes_before_by_name(earlier, outbox), earlier.c.lane_position)
+    by_resource = first(
+        goes_before_by_resource(earlier, outbox),
+        earlier.c.revision.nulls_first(),
+        case((earlier.c.revision.is_(None), earlier.c.created_at)),
+        earlier.c.position,
+    )
+    return func.coalesce(
+        case((outbox.c.lane.is_not(None), by_name)), case((outbox.c.ordered, by_resource))
+    )
+
+
+def _is_not_through(earlier: FromClause, wanted: FromClause) -> ColumnElement[bool]:
+    # No OR: for its arms the planner would look into every index, at every lease.
+    return and_(
+        earlier.c.state.in_([PENDING, UNCERTAIN, DEAD]),
+        case(
+            (earlier.c.state == PENDING, earlier.c.due_at.is_not(None)),  # else: unrendered
+            (earlier.c.state == DEAD, func.coalesce(earlier.c.hold_after_dead, wanted.c.hold)),
+            else_=true(),
+        ),
+    )
 
 
 def has_earlier(entry: FromClause, which: Which) -> ColumnElement[bool]:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from outbox.flow_tables import destination_flow, pauses
-from outbox.lanes import waits_for_another
+from outbox.lanes import first_not_through
 from outbox.store import PENDING, outbox, record_set
 
 NOW = func.clock_timestamp()
@@ -52,6 +52,7 @@ class Waiting:
     what: Waits
     until: datetime | None
     pause: Mapping[str, Any] | None = None  #: with PAUSE: whose, since when and why
+    behind: UUID | None = None  #: with LANE: the first call that is not through
 
 
 async def waiting_for(
@@ -100,8 +101,8 @@ def _waiting(row: Any) -> Waiting:
         pause = {"effect": row.paused_effect or None}
         pause |= {name: getattr(row, name) for name in ("paused_at", "actor", "reason")}
         return Waiting(what=Waits.PAUSE, until=None, pause=pause)
-    elif row.in_lane:
-        what = Waits.LANE
+    elif row.behind is not None:
+        return Waiting(what=Waits.LANE, until=None, behind=row.behind)
     elif row.probe_at is not None and (row.backs_off is None or row.backs_off <= row.probe_at):
         what, until = Waits.BREAKER, row.probe_at
     elif row.backs_off is not None:
@@ -170,7 +171,7 @@ def _waiting_statement() -> Select[Any]:
             paused.c.paused_at,
             paused.c.actor,
             paused.c.reason,
-            waits_for_another(given).label("in_lane"),
+            first_not_through(given).label("behind"),
             later(outbox.c.due_at).label("backs_off"),
             later(flow.c.probe_at, flow.c.breaker == "open").label("probe_at"),
             later(flow.c.slowed_until).label("slowed_until"),
@@ -193,10 +194,11 @@ def _standings_statement() -> Select[Any]:
         .correlate(destination_flow)
         .scalar_subquery()
     )
-    told = (flow.breaker, flow.failures, flow.opened_at, flow.probe_at, flow.reason)
+    told = (flow.breaker, flow.failures, flow.opened_at, flow.reason)
     return select(
         flow.destination,
         *told,
+        later(flow.probe_at).label("probe_at"),
         later(flow.slowed_until).label("slowed_until"),
         under_way.label("under_way"),
     ).order_by(flow.destination)

@@ -213,7 +213,7 @@ class _Reading:
         if heard.status is not None and error is None and not self._is_delimited():
             heard.complete = True  # such a body ends with its connection (RFC 9112, 6.3)
         else:
-            heard.error = "Closed" if error is None else type(error).__name__
+            heard.error = "the connection was closed" if error is None else type(error).__name__
         self._end()
 
     def on_message_begin(self) -> None:

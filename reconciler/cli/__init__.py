@@ -15,7 +15,7 @@ COMMANDS = {
     "baseline": ("reconciler.cli.baseline", "Show, complete or accept baselines."),
     "status": ("reconciler.cli.status", "Show what stands, waits and failed."),
     "events": ("reconciler.cli.events", "List, show, replay and discard events."),
-    "outbox": ("reconciler.cli.outbox", "List, show, redrive, repeat and discard outbox entries."),
+    "outbox": ("reconciler.cli.outbox", "List and show calls; redrive, resolve, pause them."),
     "why": ("reconciler.cli.why", "Tell one resource's whole story."),
     "reapply": ("reconciler.cli.reapply", "Run your statements over the states held."),
     "purge": ("reconciler.cli.purge", "Remove what is older than it has to be kept."),

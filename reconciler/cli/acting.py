@@ -53,7 +53,7 @@ def limit_option(command: Command) -> Command:
 
 
 class Moment(click.ParamType[datetime]):
-    """A time with its offset, or how long ago it was: `2026-12-01T10:00:00Z`, `90m`, `2h`."""
+    """A time with its offset, or how long ago: `2026-12-01T10:00:00Z`, `90m`, `2h ago`."""
 
     name = "time"
 
@@ -65,7 +65,7 @@ class Moment(click.ParamType[datetime]):
         from reconciler.settings.values import parse_duration
 
         try:
-            ago = parse_duration(value)
+            ago = parse_duration(value.removesuffix(" ago"))
             if isinstance(ago, timedelta):
                 return datetime.now(UTC) - ago
         except (ValueError, OverflowError):

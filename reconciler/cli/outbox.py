@@ -1,7 +1,7 @@
 """`reconciler outbox`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,9 +24,6 @@ from reconciler.cli.shared import (
     run,
     table,
 )
-
-if TYPE_CHECKING:
-    from reconciler.settings import Settings
 
 COLUMNS = ("created_at", "state", "attempts", "effect", "destination", "key")
 #: shown to people only where they say something
@@ -147,7 +144,7 @@ def unknown(config: Path | None, said: dict[str, Any]) -> list[str]:
 
 async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> dict[str, Any]:
     from reconciler.operations.opening import looking
-    from reconciler.operations.reading import list_outbox
+    from reconciler.operations.reading import holding, list_outbox
 
     async with looking(config) as (connection, settings):
         return await list_outbox(
@@ -161,16 +158,11 @@ async def listed(config: Path | None, *, state: str | None, **wanted: Any) -> di
 async def shown(config: Path | None, entry_id: str) -> dict[str, Any]:
     from reconciler.operations.opening import looking
     from reconciler.operations.reading import entry_id as as_id
-    from reconciler.operations.reading import show_outbox
+    from reconciler.operations.reading import holding, show_outbox
 
     wanted = as_id(entry_id)
     async with looking(config) as (connection, settings):
         return await show_outbox(connection, wanted, holding=holding(settings))
-
-
-def holding(settings: "Settings") -> list[str]:
-    """Destinations where a dead entry holds those behind it."""
-    return [name for name, one in settings.destinations.items() if one.after_dead == "hold"]
 
 
 def is_silent(name: str, value: object) -> bool:

@@ -41,7 +41,7 @@ OPTIONS = (
 )
 
 
-@click.command("pause")
+@click.command("pause", short_help="Send nothing more, until it is resumed.")
 @pausing_options
 def pause(**said: Any) -> None:
     """
@@ -58,7 +58,7 @@ def pause(**said: Any) -> None:
     done("pause", **said)
 
 
-@click.command("resume")
+@click.command("resume", short_help="Send again what was paused.")
 @pausing_options
 def resume(**said: Any) -> None:
     """

@@ -21,7 +21,7 @@ from reconciler.cli.redriving import (
 from reconciler.cli.shared import config_option, emit, json_option, reports_errors, run
 
 
-@click.command("redrive")
+@click.command("redrive", short_help="Call what stopped again, under the SAME keys.")
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=click.UUID)
 @click.option("--state", type=click.Choice(STOPPED), help="With filters; else the dead ones.")
 @choosing_options

@@ -44,7 +44,7 @@ PAST = {"redrive": "redriven", "discard": "discarded"}
 Items = list[dict[str, Any]]
 
 
-@click.command("discard")
+@click.command("discard", short_help="Give entries up that nobody wants any more.")
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=click.UUID)
 @click.option("--state", type=click.Choice(DISCARDABLE), help="With filters; else the dead ones.")
 @choosing_options
@@ -207,7 +207,7 @@ def show(items: Items, *, done: str, err: bool = False) -> None:
         click.echo(f"{entries(len(items))}: {ended}" if items else NOTHING, err=err)
 
 
-NOTHING = "no entry matches; what stopped is `dead`, or `uncertain`: --state says which is meant"
+NOTHING = "no entry matches; without --state the dead ones are meant"
 
 
 def entries(number: int) -> str:

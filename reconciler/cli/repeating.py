@@ -22,7 +22,7 @@ from reconciler.cli.terminal import say
 from reconciler.errors import NeedsDecisionError
 
 
-@click.command("repeat")
+@click.command("repeat", short_help="Make a call again, as a NEW one, under a NEW key.")
 @click.argument("entry_id", metavar="ID", type=click.UUID)
 @click.option("--confirm", metavar="ID", help="The same id once more; a terminal asks for it.")
 @click.option("--yes", is_flag=True, help="Accepted, and not enough: the id must be typed.")

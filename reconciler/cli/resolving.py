@@ -22,7 +22,7 @@ from reconciler.cli.shared import (
 from reconciler.cli.terminal import say
 
 
-@click.command("resolve")
+@click.command("resolve", short_help="Say what became of calls of unknown outcome.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.UUID)
 @click.option(
     "--as",

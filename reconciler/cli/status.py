@@ -114,9 +114,10 @@ def standing(name: str, one: dict[str, Any]) -> Iterator[str]:
         yield f"{printable(effect)} at {name} is paused {since(pause)}"
     if one["breaker"] == "open":
         probe = one["probe_at"]
+        to_come = f", not before {brief(probe)}" if probe else ""
         yield (
             f"{name} is not well since {brief(one['opened_at'])}: {printable(one['reason'])};"
-            f" the next call, a probe, {f'at {brief(probe)}' if probe else 'at once'}"
+            f" the next call is a probe{to_come}"
         )
     if one["slowed_until"]:
         until = brief(one["slowed_until"])

@@ -91,7 +91,11 @@ def told(entry: Found, found: Found) -> tuple[int, str]:
             release = "" if reason == " (key used)" else f": `reconciler outbox redrive {id_}`"
             return 4, f"{effect} was not called{reason}{release}"
         case "delivered":
-            return 5, f"{effect} was delivered{ended}{attempt(entry['attempts'])}"
+            if reason:  # it says "delivered, and" what could not be written down of it
+                rank, what = 2, f"was {entry['last_error']}: `reconciler outbox show {id_}`"
+            else:
+                rank, what = 5, f"was delivered{ended}{attempt(entry['attempts'])}"
+            return rank, f"{effect} {what}"
         case other:
             return 6, f"{effect} was {other}{ended}"
 
@@ -102,12 +106,41 @@ def pending(entry: Found, found: Found) -> tuple[int, str]:
         replay = f"`reconciler events replay {found['sender']} {entry['event_id']}`"
         return 2, f"{effect} could not be rendered ({error}): {replay}"
     after = f", after: {error}" if error else ""
-    if entry["call_open"]:
+    if entry["waiting_for"] == "answer":
         return 3, f"{effect} is being called{attempt(entry['attempts'])}{after}"
-    if entry["due_at"] <= found["at"]:
-        return 3, f"we are waiting for {effect} to be called; it is due{after}"
     again = "called again" if entry["attempts"] else "called"
-    return 3, f"we are waiting for {effect} to be {again} at {clock(entry['due_at'], found)}{after}"
+    return 3, f"we are waiting for {effect} to be {again}{waits_for(entry, found)}{after}"
+
+
+def waits_for(entry: Found, found: Found) -> str:
+    """What has to change before an entry is called; with what a person can do about it."""
+    destination, until = entry["destination"], entry["waiting_until"]
+    time = "" if until is None else clock(until, found)
+    match entry["waiting_for"]:
+        case "pause":
+            waits = paused(entry["paused"], destination, found)
+        case "lane":
+            shown = f"`reconciler outbox show {entry['behind']}`"
+            waits = f" when an earlier call of its lane is through: {shown}"
+        case "breaker":
+            waits = f"; {destination} is not well, and is tried again at {time}"
+        case "back_off":
+            waits = f" at {time}"
+        case "slowed":
+            waits = f"; {destination} has asked for fewer calls"
+        case "rate":
+            waits = f" as the rate of {destination} allows"
+        case _:
+            waits = "; it is due"
+    return waits
+
+
+def paused(pause: Found, destination: str, found: Found) -> str:
+    effect = pause["effect"]
+    what, option = (destination, "destination") if effect is None else (effect, "effect")
+    why = f" ({short(pause['reason'])})" if pause["reason"] else ""
+    since = f"since {clock(pause['paused_at'], found)}, by {pause['actor']}{why}"
+    return f"; {what} is paused {since}: `reconciler outbox resume --{option} {what}`"
 
 
 def attempt(number: int) -> str:

@@ -1,10 +1,9 @@
 """`why`: one resource's whole story, from everything that we keep about it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from outbox import choosing, store
@@ -17,6 +16,7 @@ from reconciler.operations import actions, timeline
 from reconciler.operations.assembly import Assembly
 from reconciler.operations.closing import sentence
 from reconciler.operations.naming import require_sender
+from reconciler.operations.reading import holding, with_waiting
 from reconciler.polling import scans, sightings
 from reconciler.polling.scans import Mode
 from reconciler.receiver.envelope import MalformedError, reread
@@ -51,6 +51,11 @@ async def why(  # noqa: PLR0913 - one resource, and how much of it
     }
 
 
+EFFECT = (
+    *("id", "event_id", "effect", "destination", "idempotency_key", "state", "attempts"),
+    *("due_at", "call_open", "redriven", "last_error", "created_at", "completed_at"),
+    *("waiting_for", "waiting_until", "paused", "behind"),
+)
 SAID = (
     *("sender", "kind", "key", "at", "held", "events", "outbox", "pending_read"),
     *("drifts_since", "quarantined", "effects", "baseline", "next_scans"),
@@ -78,7 +83,8 @@ async def gathered(  # noqa: PLR0913 - one resource, and how much of it
     about: dict[str, Any] = {"sender": sender, "kind": kind, "key": key}
     claimed = await claims.list_claims(connection, **about, limit=limit)
     corrected = await corrections.list_corrections(connection, **about, limit=limit)
-    entries = await _entries(connection, about, limit=limit)
+    holds = holding(assembly.loaded.settings)
+    entries = await _entries(connection, about, limit=limit, holding=holds)
     kept = await _copies(connection, assembly, sender, kind, key)
     events = await claims.count_about(connection, sender, kind, key)
     outbox = await choosing.count_about(connection, sender, kind, key)
@@ -119,14 +125,20 @@ async def gathered(  # noqa: PLR0913 - one resource, and how much of it
 
 
 async def _entries(
-    connection: AsyncConnection, about: Mapping[str, str], *, limit: int
+    connection: AsyncConnection,
+    about: Mapping[str, str],
+    *,
+    limit: int,
+    holding: Collection[str],
 ) -> list[Document]:
     """The latest entries, and those that somebody waits for, however old; the oldest first."""
     rows = await store.list_entries(connection, about=about, limit=limit)
     for state in (State.PENDING, State.UNCERTAIN, State.DEAD):
         rows += await store.list_entries(connection, state=state, about=about, limit=OPEN)
-    unique = {row["id"]: effect_item(row) for row in rows}
-    return [unique[id_] for id_ in sorted(unique)]
+    unique = {row["id"]: row for row in rows}
+    ordered = [unique[id_] for id_ in sorted(unique)]
+    items = await with_waiting(connection, ordered, holding=holding)
+    return [{name: item[name] for name in EFFECT} for item in items]
 
 
 async def _copies(
@@ -189,11 +201,3 @@ def read_item(row: AnyRow) -> Document:
 def copy_item(row: AnyRow, *, certain: bool) -> Document:
     names = ("id", "event_id", "fault", "failures", "first_seen_at", "last_seen_at")
     return {**{name: getattr(row, name) for name in names}, "certain": certain}
-
-
-def effect_item(row: RowMapping) -> Document:
-    names = (
-        *("id", "event_id", "effect", "destination", "idempotency_key", "state", "attempts"),
-        *("due_at", "call_open", "redriven", "last_error", "created_at", "completed_at"),
-    )
-    return {name: row[name] for name in names}

@@ -28,6 +28,7 @@ def unknown_names(settings: Settings, said: Mapping[str, Any]) -> Iterator[str]:
     known: dict[str, Collection[str]] = {
         "sender": settings.senders,
         "destination": settings.destinations,
+        "effect": settings.effects,
     }
     for what, names in known.items():
         if what in said and said[what] not in names:

@@ -15,6 +15,7 @@ from outbox.entry import State
 from reconciler.errors import ReconcilerError, UsageError
 from reconciler.ledger import bodies, claims, quarantine
 from reconciler.ledger.event import Outcome
+from reconciler.settings import Settings
 
 Document = dict[str, Any]
 
@@ -135,6 +136,11 @@ async def show_event(connection: AsyncConnection, sender: str, event_id: str) ->
     }
 
 
+def holding(settings: Settings) -> list[str]:
+    """Destinations where a dead entry holds those behind it."""
+    return [name for name, one in settings.destinations.items() if one.after_dead == "hold"]
+
+
 async def list_outbox(  # noqa: PLR0913 - filters
     connection: AsyncConnection,
     *,
@@ -167,7 +173,8 @@ async def with_waiting(
     """
     Entries as items; `waiting_for` (and `waiting_until`) are null unless they are pending.
 
-    `paused` says since when, by whom and why, where that is a pause.
+    `paused` says since when, by whom and why, where that is a pause; `behind` which call of its
+    lane has to be through first.
     """
     asked = {row["id"]: row["destination"] for row in rows}
     found = await waiting.waiting_for(connection, asked, holding=holding)
@@ -178,6 +185,7 @@ async def with_waiting(
             "waiting_for": one and one.what.value,
             "waiting_until": one and one.until,
             "paused": one and one.pause,
+            "behind": one and one.behind,
         }
         items.append({**entry_item(row), **told})
     return items

@@ -170,7 +170,8 @@ SENTENCES = {
     Refusal.UNKNOWN: "there is no such entry",
     Refusal.DELIVERED: "it was delivered at {completed_at}: nothing is left to do",
     Refusal.DISCARDED: "it was discarded at {completed_at}: nobody wants it any more",
-    Refusal.PENDING: "it is pending: it is called by itself, due at {due_at}",
+    Refusal.PENDING: "it is pending: it is called by itself; `reconciler outbox show {id}`"
+    " says what it waits for",
     Refusal.SKIPPED: "it was never called ({error}): `reconciler outbox redrive` releases it",
     Refusal.UNRENDERED: "it has no request to send ({error}); "
     "`reconciler events replay {sender} {event_id}` renders it",

@@ -23,6 +23,8 @@ ACTS = {
     "events.replay": "replayed",
     "events.discard": "discarded",
     "outbox.redrive": "redrove",
+    "outbox.repeat": "repeated",
+    "outbox.resolve": "resolved",
     "outbox.discard": "discarded",
     "reapply": "re-applied",
 }
@@ -150,6 +152,8 @@ def _attempts(found: Found) -> Iterator[Moment]:
         entry = entries[attempt["entry_id"]]
         verdict = attempt["verdict"] or "not answered"
         reason = f": {attempt['error']}" if attempt["error"] and attempt["verdict"] else ""
+        if verdict == entry["state"] == "delivered" and entry["last_error"]:
+            verdict = entry["last_error"]  # "delivered, and" what could not be written down of it
         yield {
             "at": attempt["started_at"],
             "what": "attempt",

@@ -292,6 +292,6 @@ class EffectSettings(Section):
     after_dead: Literal["continue", "hold"] | None = None
     """Whether a dead one lets its successors go; absent: what the destination says."""
     supersedes: Bool = False
-    """Whether a newer one discards an older one of its lane that waits for its first call."""
+    """Whether a newer one discards an older one of its lane that cannot have arrived yet."""
     expires: Moment | None = None
     """Nothing is sent for causes that are older by then: recorded as skipped, or as uncertain."""

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from outbox import relay
 from outbox.backoff import Backoff
 from reconciler.ledger import baselines
+from reconciler.ledger.following import Following
 from reconciler.operations.assembly import Assembly, assemble
 from reconciler.operations.reconciling import Reconciled, reconcile
 from reconciler.operations.trying import attempt
@@ -125,7 +126,8 @@ class House:
 
     async def call(self) -> int:
         """Let a relay make the calls that are due."""
-        return await relay.run_once(self.engine, self.assembly.destinations, POLICY)
+        follow = Following(rules=self.assembly.rules)
+        return await relay.run_once(self.engine, self.assembly.destinations, POLICY, follow=follow)
 
     async def close(self) -> None:
         """Let go of the connections to the sender and to the destination."""

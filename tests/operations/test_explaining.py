@@ -109,6 +109,79 @@ async def test_what_is_waited_for_is_said(engine, tmp_path):
         assert "tied" in [one.get("outcome") for one in found["moments"]]
 
 
+async def test_what_keeps_a_call_back_is_said(engine, tmp_path):
+    """Each thing that `outbox list` says it waits for, and what a person can do about it."""
+    config = SHOP.replace("[effects.capture]", 'after_dead = "hold"\n[effects.capture]').replace(
+        'json = {{ amount = "{{{{ state.amount }}}}"',
+        'lane = "all"\njson = {{ amount = "{{{{ state.amount }}}}"',
+    )
+    async with a_house(engine, tmp_path, configuration=config) as house:
+        await house.outcome(order("evt_1", version=1, paid=True, amount=3))
+        await house.run_sql(
+            "insert into pauses values ('payments', 'capture', now(), 'ada', 'too many')"
+        )
+        assert (
+            "we are waiting for its capture to be called; capture is paused since TIME, by ada"
+            " (too many): `reconciler outbox resume --effect capture`. "
+        ) in await sentence(house)
+
+        await house.run_sql("update pauses set effect = ''")
+        assert (
+            "payments is paused since TIME, by ada (too many):"
+            " `reconciler outbox resume --destination payments`. "
+        ) in await sentence(house)
+
+        await house.run_sql("delete from pauses")
+        assert "its capture to be called; it is due. " in await sentence(house)
+
+        house.pretend.behave = in_turn(Answers(status=400))
+        await house.call()
+        await house.outcome(order("evt_2", key="ord_43", version=1, paid=True, amount=3))
+        found = await told(house, "ord_43")
+        (head,) = (await told(house))["effects"]
+        assert (
+            "its capture to be called when an earlier call of its lane is through:"
+            f" `reconciler outbox show {head['id']}`. "
+        ) in found["sentence"]
+        assert ("lane", head["id"]) == (
+            found["effects"][0]["waiting_for"],
+            found["effects"][0]["behind"],
+        )
+
+        await house.run_sql("update outbox set state = 'discarded' where state = 'dead'")
+        await house.run_sql(
+            "insert into destination_flow (destination, breaker, failures, probe_at)"
+            " values ('payments', 'open', 5, now() + interval '1 minute')"
+            " on conflict (destination) do update set breaker = 'open',"
+            " probe_at = now() + interval '1 minute'"
+        )
+        assert (
+            "its capture to be called; payments is not well, and is tried again at TIME. "
+        ) in await sentence(house, "ord_43")
+
+        await house.run_sql(
+            "update destination_flow set breaker = 'closed', probe_at = null, tokens = 0,"
+            " filled_at = now()"
+        )
+        assert "to be called as the rate of payments allows. " in await sentence(house, "ord_43")
+
+
+async def test_what_could_not_be_written_down_of_a_delivered_call_is_said(engine, tmp_path):
+    """The provider has the charge, our table has not its id: nothing else will tell of it."""
+    config = SHOP.replace(
+        "[effects.receipt]",
+        'delivered = {{ sql = "insert into charges values (:id)", params = {{ id = "status" }} }}\n'
+        "[effects.receipt]",
+    )
+    async with a_house(engine, tmp_path, configuration=config) as house:
+        await house.outcome(order("evt_1", version=1, paid=True, amount=3))
+        await house.call()
+        found = await told(house)
+        lost = "delivered, and effects.capture.delivered failed: UndefinedTable: "
+        assert f"its capture was {lost}" in found["sentence"]
+        assert f"attempt 1: {lost}" in found["moments"][-1]["text"]
+
+
 async def test_what_is_in_quarantine_about_it_is_found(engine, tmp_path):
     """Quarantine knows only bytes: what names the key is read again, or told as a guess."""
     async with a_house(engine, tmp_path) as house:
