@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.errors import ConfigError, Problem
+from reconciler.operations.checking import check
 from reconciler.settings import Secrets, Settings, examine, lint, load
 
 SECRET = {"SHOP_SECRET": "a-shop-secret"}
@@ -395,6 +396,28 @@ def test_the_order_of_the_file_is_kept(directory: Path):
     main = write(directory / "main.toml", "".join(map(sender.format, names)))
 
     assert list(names) == list(load(main, environ=SECRET).settings.senders)
+
+
+@pytest.mark.anyio
+async def test_check_warns_of_an_address_that_the_guard_will_not_let_through(directory: Path):
+    """No name has to be looked up to know that no call will ever get there."""
+    main = write(
+        directory / "main.toml",
+        SHOP
+        + '[destinations.local]\nbase_url = "http://127.0.0.1:9301"\n'
+        + '[destinations.said]\nbase_url = "http://127.0.0.1:9301"\n'
+        + 'allow_private = ["127.0.0.0/8"]\n'
+        + '[destinations.named]\nbase_url = "https://api.example.com"\n',
+    )
+
+    found = await check(main, environ=SECRET)
+
+    assert [] == found["problems"]
+    assert [("destinations.local.base_url", 4)] == [
+        (each["key"], each["line"])
+        for each in found["warnings"]
+        if "127.0.0.1 may not be reached" in each["text"]
+    ]
 
 
 def test_lint_says_what_is_allowed_and_probably_not_meant(directory: Path):

@@ -1,14 +1,15 @@
 """`check`: everything that `serve` would build, and what it would reach."""
 
+import ipaddress
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from outbox.destinations.connecting import allowed_addresses
-from outbox.egress import BlockedError
+from outbox.egress import BlockedError, refusal
 from reconciler import database
 from reconciler.egress import egress_of, listeners_of
 from reconciler.errors import ConfigError, Problem, ReconcilerError
@@ -19,7 +20,7 @@ from reconciler.operations.opening import opened
 from reconciler.polling import single
 from reconciler.settings.destinations import port_of
 from reconciler.settings.lint import lint
-from reconciler.settings.models import AnyDestination, SmtpDestinationSettings
+from reconciler.settings.models import AnyDestination, Settings, SmtpDestinationSettings
 
 Document = dict[str, Any]
 
@@ -39,7 +40,8 @@ async def check(
         return {"problems": told(found), "warnings": [], "online": []}
     effects = (each for sender in assembly.rules.senders.values() for each in sender.effects)
     worries = lint(assembly.loaded.settings, secrets=assembly.loaded.secrets)
-    warnings = told(assembly.loaded.place([*worries, *lane_worries(effects)]))
+    away = guarded(assembly.loaded.settings)
+    warnings = told(assembly.loaded.place([*worries, *lane_worries(effects), *away]))
     if not online:
         return {"problems": [], "warnings": warnings, "online": []}
     async with aclosing(assembly):
@@ -76,9 +78,37 @@ async def reached(assembly: Assembly) -> tuple[list[str], list[Problem]]:
             lines.append(f"destinations.{name}: {host} has an address")
         except (OSError, BlockedError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            problem = Problem(key=f"destinations.{name}.{key}", message=f"{host}: {reason}")
+            message = reason if reason.startswith(f"{host} ") else f"{host}: {reason}"
+            problem = Problem(key=f"destinations.{name}.{key}", message=message)
             problems += assembly.loaded.place([problem])
     return lines, problems
+
+
+def guarded(settings: Settings) -> Iterator[Problem]:
+    """Addresses that the guard will not let through, where they are written and not looked up."""
+    listeners = listeners_of(settings)
+    for name, destination in settings.destinations.items():
+        key, host, port = place_of(destination)
+        if host is None or not is_address(host):
+            continue
+        why = refusal(host, port, egress_of(destination.allow_private, listeners))
+        if why is not None:
+            message = f"{host} may not be reached: {why}"
+            yield Problem(key=f"destinations.{name}.{key}", message=message)
+
+
+def is_address(host: str) -> bool:
+    """
+    Whether a host is written as an address.
+
+    >>> is_address("127.0.0.1"), is_address("::1"), is_address("api.example.com")
+    (True, True, False)
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def place_of(destination: AnyDestination) -> tuple[str, str | None, int]:
