@@ -48,7 +48,7 @@ class Taking:
         self._cut: set[str] = (
             set()
         )  # destinations of which not all was taken that there was room for
-        self._windows = Windows(edges.clock)
+        self._windows = Windows()
         self._hungry: set[str] = set()  # destinations for which more may be due than was taken
         self._went_past: set[str] = set()  # destinations whose newest went alone in the last turn
         self.next_window = Next.NOTHING

@@ -7,7 +7,7 @@ next turn at the next.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
@@ -21,7 +21,6 @@ from outbox.store import PENDING, C, Time, outbox, record_set
 
 SIZE = 1000  # due entries
 NEWEST = 50  # of them, which are looked at in between where others cannot go
-KNOWN = 1.0  # seconds for which it is known where those begin: later too many lie behind it
 TURNS = 100  # for which one window is looked through while it gives all that is wanted
 HASTE = 5  # how much sooner than polled one that comes soon is looked through
 PATIENCE = 9  # times as long as a turn took, before it: others wait for a tenth of the time
@@ -48,15 +47,13 @@ EVERYTHING = Window()
 class Windows:
     """Which window of each backlog is being looked through."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._current: dict[Backlog, Window] = {}
         self._turns: Counter[Backlog] = Counter()
         self._gave: Counter[Backlog] = Counter()  # the current window, so far
         self._left: set[Backlog] = set()
         self._again: set[Backlog] = set()  # to begin again with
         self._stuck: set[Backlog] = set()  # deep, and gave less than was wanted
-        self._newest: dict[Backlog, tuple[float, Window]] = {}  # as they were found, and when
 
     async def look(
         self, connection: AsyncConnection, backlogs: Iterable[Backlog]
@@ -92,12 +89,7 @@ class Windows:
         that waits for something else. Where the backlog does go, its oldest go first.
         """
         stuck = [one for one in backlogs if one in self._stuck]
-        now = self._clock()
-        self._newest = {one: found for one, found in self._newest.items() if now - found[0] < KNOWN}
-        if unknown := [one for one in stuck if one not in self._newest]:
-            found = await _newest(connection, unknown)
-            self._newest |= {one: (now, window) for one, window in found.items()}
-        return {one: self._newest[one][1] for one in stuck if one in self._newest}
+        return await _newest(connection, stuck) if stuck else {}
 
     def looked(
         self, full: Mapping[Backlog, bool], found: Mapping[str, int]

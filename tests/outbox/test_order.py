@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from outbox.enqueue import enqueue
 from outbox.leasing import Wanted, lease
-from outbox.windows import KNOWN, Backlog, Next, Window, Windows, ends, last, rest_before
+from outbox.windows import Next, Window, ends, last, rest_before
 from tests.outbox.pretend import Answers, Misbehaves, in_turn
 from tests.outbox.world import Crash, an_entry, crash_at, run_sql
 
@@ -268,26 +268,6 @@ async def test_what_has_just_been_asked_for_goes_past_a_deep_backlog_that_waits(
             running.hint.set()
             await world.until(lambda: len(pretend.calls) == number)  # noqa: B023
     assert ["key_1", "key_2", "key_3"] == pretend.keys
-
-
-async def test_where_the_newest_begin_is_known_for_a_second_and_no_longer(world, monkeypatch):
-    """Asked at every turn it costs every call; never again, it would be of an hour ago."""
-    monkeypatch.setattr("outbox.windows._ENDS", ends(10))
-    monkeypatch.setattr("outbox.windows._NEWEST", last(5))
-    backlog, now = Backlog("payments", redriven=False), 0.0
-    windows = Windows(lambda: now)
-    await world.enqueue(*(an_entry(n) for n in range(100)))
-    begun = []
-    async with world.engine.connect() as connection:
-        await windows.look(connection, [backlog])
-    windows.looked({backlog: False}, {"payments": 0})
-    for later in (0.0, 0.9 * KNOWN, 1.1 * KNOWN):
-        now = later
-        async with world.engine.connect() as connection:
-            begun.append((await windows.newest(connection, [backlog]))[backlog].after)
-        first = 1000 * len(begun)
-        await world.enqueue(*(an_entry(n) for n in range(first, first + 10)))
-    assert begun[0] == begun[1] < begun[2]
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
