@@ -159,9 +159,12 @@ def sentence(one: Handled) -> str:
     entry: Mapping[str, Any] = dict(one.entry or {})
     if one.refusal is Refusal.PENDING and entry["call_open"]:
         return "it is pending, and a call of it is under way"
-    facts = {name: stamp(entry.get(name)) for name in ("completed_at", "due_at")}
-    facts |= {name: str(entry.get(name)) for name in NAMED}
-    facts |= {"until": stamp(one.until), "error": str(entry.get("last_error"))}
+    facts = {name: str(entry.get(name)) for name in NAMED}
+    facts |= {
+        "completed_at": stamp(entry.get("completed_at")),
+        "until": stamp(one.until),
+        "error": str(entry.get("last_error")),
+    }
     return SENTENCES[one.refusal].format_map(facts)
 
 

@@ -451,6 +451,23 @@ async def test_a_paused_effect_holds_its_lane(world, pretend):
     assert [Waits.PAUSE, Waits.LANE, None] == await waits(world)
 
 
+@pytest.mark.parametrize("lane", [None, "order:42"])
+async def test_all_of_a_lane_are_behind_the_first_that_is_not_through(world, lane):
+    """The one to look at: not the nearest before each, and none that is through."""
+    about = {"kind": "order", "key": "42", "ordered": lane is None, "lane": lane}
+    entries = [an_entry(n, **about, revision=n) for n in (1, 2, 3, 4)]
+    through, first, *behind = await world.enqueue(*entries)
+    await run_sql(
+        world.engine,
+        "update reconciler.outbox set state = 'delivered', due_at = null where event_id = 'evt_1'",
+    )
+    async with world.engine.connect() as connection:
+        asked = {one.id: "payments" for one in (through, first, *behind)}
+        found = await waiting_for(connection, asked)
+    told = [found[one.id].behind for one in (first, *behind)]
+    assert [None, first.id, first.id] == told
+
+
 async def test_what_is_too_old_when_it_would_be_sent_is_skipped(world, pretend):
     """A code that was good for an hour is not mailed a day later; the trace says why."""
     hour = timedelta(hours=1)

@@ -49,6 +49,12 @@ def outage(cluster, database_url):
     outage.end()
 
 
+def rename(database_url, old, new):
+    """While the table of attempts is elsewhere, leases go through and marks do not."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f"alter table reconciler.{old} rename to {new}")
+
+
 async def delivered(world, count):
     return ["delivered"] * count == await world.states()
 
@@ -102,13 +108,9 @@ async def test_nothing_is_leased_while_only_the_marks_fail(world, pretend, datab
     """C91: leases go through, marks do not. Few calls, not one after the other."""
     world.set(concurrency=1)
 
-    def rename(old, new):
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            connection.execute(f"alter table reconciler.{old} rename to {new}")
-
     def behave(number, _call):
         if number == 1:
-            rename("outbox_attempts", "elsewhere")
+            rename(database_url, "outbox_attempts", "elsewhere")
         return Answers()
 
     pretend.behave = behave
@@ -119,7 +121,7 @@ async def test_nothing_is_leased_while_only_the_marks_fail(world, pretend, datab
             turns, calls = running.turns, len(pretend.calls)
             await world.until(lambda: running.turns > turns + 4)
             assert len(pretend.calls) <= calls + 1
-            rename("elsewhere", "outbox_attempts")
+            rename(database_url, "elsewhere", "outbox_attempts")
             await world.until(lambda: delivered(world, 20))
     assert {1} == set(Counter(pretend.keys).values())
 
@@ -134,13 +136,9 @@ async def test_the_first_to_resume_leaves_to_the_others_what_they_have_called(
     world.set(concurrency=2)
     now = 0.0
 
-    def rename(old, new):
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            connection.execute(f"alter table reconciler.{old} rename to {new}")
-
     def behave(number, _call):
         if number == 1:
-            rename("outbox_attempts", "elsewhere")
+            rename(database_url, "outbox_attempts", "elsewhere")
         return Answers()
 
     pretend.behave = behave
@@ -154,7 +152,7 @@ async def test_the_first_to_resume_leaves_to_the_others_what_they_have_called(
             turns = running.turns
             await world.until(lambda: running.turns > turns + 1)
             await run_sql(world.engine, "update reconciler.outbox set due_at = created_at")
-            rename("elsewhere", "outbox_attempts")
+            rename(database_url, "elsewhere", "outbox_attempts")
             await world.until(lambda: any(x["event"] == "relay.marks_resumed" for x in logs))
             turns = running.turns
             await world.until(lambda: running.turns > turns + 4)
